@@ -1,37 +1,9 @@
-/* Writes pages of the codec transform as encode_transform.cu does, for heads of up to 128 channels, with rows in registers: a warp has
- * 16 tokens of a page from the halves that it loads to the codes that it writes, and four lanes have a token. Where both factors of a
- * product come from shared memory, as in encode_transform.cu, its reads and the instructions around them take most of the time; here
- * the numbers of a product become a factor of the next where they are, and warps wait for each other only when the matrices change.
- *
- * A CTA has a multiprocessor to itself. Both matrices lie in its shared memory, as halves and what these leave, and serve all pages of a
- * layer, KV head and side that it writes. */
+/* Writes pages of the codec transform as encode_transform.cu does, by tiles (transform_tiles.cuh): a warp has 16 tokens from the halves that it
+ * loads to the codes that it writes. */
 #include "backend/cuda/kv/encode_transform.cuh"
-#include "backend/cuda/kv/hopper.cuh"
-#include "backend/cuda/launch.cuh"
+#include "backend/cuda/kv/transform_tiles.cuh"
 
 #include <string.h>
-
-#define TILE_TOKENS 16
-#define PAGE_TILES (PAGE_TOKENS / TILE_TOKENS)
-#define PAGES_TOGETHER 3 /* as many as there are registers for */
-#define TILE_WARPS (PAGES_TOGETHER * PAGE_TILES)
-#define TILE_THREADS (32 * TILE_WARPS)
-
-/* A warp's numbers, by channel or component. Of each 16, lane l has those from 4 (l % 4) on, of tokens l / 4 and l / 4 + 16 from the tile's
- * first on, since codes of tokens 16 apart share bytes. */
-template <int HD> using tile_numbers = float[2][HD / 16][4];
-
-/* A tile_matrix is a product's second factor, as halves and what these leave: by row of the matrix, which is a column of the product, chunks of
- * 8 halves that are summed over. It lies as products of warpgroups read it (hopper.cuh), in panels of 64 halves a row, which ldmatrix reads
- * without conflicts, too. Of each 16 rows, and of each 16 halves of a row, the order is that of order_in_block. */
-template <int HD> struct tile_matrix { uint4 halves[(HD + 63) / 64][HD][8], rests[(HD + 63) / 64][HD][8]; };
-
-/* Returns which of a block's 16 channels or components is the i-th, so that a product's columns are numbered as tile_numbers has them: mma
- * gives a lane two neighbours of each 8, of which tile_numbers has four. */
-static __device__ inline uint32_t order_in_block(uint32_t i) { return i % 8 / 2 * 4 + i / 8 * 2 + i % 2; }
-
-/* Returns where in a row of a panel a chunk lies: the k-th block's h-th. */
-static __device__ inline uint32_t chunk_place(uint32_t row, uint32_t k, uint32_t h) { return (k % 4 * 2 + h) ^ row % 8; }
 
 /* A quad_codes says how a quad is coded: its planes, and 2^bits less a little, so that no number below 1 times it is rounded up to
  * 2^bits. */
@@ -60,15 +32,6 @@ template <int HD> struct tile_memory {
 };
 
 /* ---- What a CTA has in shared memory for pages of a view */
-
-#define STAGED_TOGETHER 3 /* blocks of a row that a thread asks for before it has one */
-
-/* Puts the k-th block of a row into a panel; `words` has pairs of its 16 numbers. */
-static __device__ inline void put_block(const uint32_t (&words)[8], uint4 (*rows)[8], uint32_t row, uint32_t k) {
-#pragma unroll
-    for (uint32_t h = 0; h < 2; h++)
-        rows[row][chunk_place(row, k, h)] = make_uint4(words[h], words[2 + h], words[4 + h], words[6 + h]);
-}
 
 template <int HD> static __device__ void stage_matrices(const struct transform_view &view, struct tile_memory<HD> &m) {
     constexpr uint32_t n = HD * (HD / 16);
@@ -99,15 +62,7 @@ template <int HD> static __device__ void stage_matrices(const struct transform_v
             }
             put_block(halves, m.matrices[0].halves[k / 4], row, k);
             put_block(rests, m.matrices[0].rests[k / 4], row, k);
-            const uint32_t words[8] = {basis[i][0].x, basis[i][0].y, basis[i][0].z, basis[i][0].w,
-                                       basis[i][1].x, basis[i][1].y, basis[i][1].z, basis[i][1].w};
-#pragma unroll
-            for (uint32_t j = 0; j < 8; j++) {
-                const uint2 own = split_integers(words[j]);
-                halves[j] = own.x, rests[j] = own.y;
-            }
-            put_block(halves, m.matrices[1].halves[k / 4], row, k);
-            put_block(rests, m.matrices[1].rests[k / 4], row, k);
+            put_integers<HD>(basis[i], m.matrices[1], row, k);
         }
     }
 }
@@ -164,58 +119,7 @@ static __device__ void stage(const struct encode &e, const struct transform_view
         m.noise = noise;
         m.metric_unit = __uint_as_float(view.metric[HD * HD]);
     }
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    fence_shared();
-#endif
-    __syncthreads();
-}
-
-/* ---- Rows of a tile */
-
-/* A tile is what a warp writes of a page. */
-struct tile {
-    struct page_job job;
-    uint32_t index, token[2]; /* which of the page's, the lane's tokens */
-};
-
-static __device__ inline uint32_t lane_of_warp() { return threadIdx.x % 32; }
-
-/* Returns the lane's first channel or component of the k-th 16. */
-static __device__ inline uint32_t first_of(uint32_t k) { return 16 * k + lane_of_warp() % 4 * 4; }
-
-/* Returns the sum over the lanes of a token. */
-static __device__ inline float row_sum(float x) {
-    x = x + __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-struct four_numbers {
-    float of[4];
-};
-static __device__ inline struct four_numbers four_at(const float *from) {
-    const float4 x = *(const float4 *)from;
-    return {x.x, x.y, x.z, x.w};
-}
-static __device__ inline struct four_numbers four_of_halves(uint2 halves) {
-    struct four_numbers x;
-    spread_halves(halves.x, &x.of[0], &x.of[1]);
-    spread_halves(halves.y, &x.of[2], &x.of[3]);
-    return x;
-}
-
-/* A rotation says which channels are rotated back to their page's run in pairs. */
-enum rotation {
-    ROTATE_NOTHING, /* values */
-    ROTATE_HALVES,  /* channels i and i + HD / 2 */
-    ROTATE_SOME,    /* channels i and i + n_rot / 2 of the first n_rot */
-    ROTATE_NEIGHBOURS
-};
-
-/* Loads four pairs' cosines and sines, or only the first two. */
-template <bool FOUR> static __device__ void four_angles(const float2 *from, float2 (&angles)[4]) {
-    const float4 low = ((const float4 *)from)[0], high = FOUR ? ((const float4 *)from)[1] : low;
-    angles[0] = make_float2(low.x, low.y), angles[1] = make_float2(low.z, low.w);
-    angles[2] = make_float2(high.x, high.y), angles[3] = make_float2(high.z, high.w);
+    end_staging();
 }
 
 /* Rotates a pair of channels back, and subtracts its mean before rotation, which is rotated to the token's offset (struct row_frame of
@@ -312,89 +216,11 @@ static __device__ void load_tile(const struct encode &e, const struct tile &tile
     }
 }
 
-/* ---- Products */
-
-/* Adds the product of a tile's numbers, as halves and rests of 16 rows and 16 columns, with a matrix to `sums`. All warps of a page call
- * this together. Which sums products are added to, and in which order, is the same on all devices. */
-template <int HD>
-static __device__ __forceinline__ void add_product(const struct tile_matrix<HD> &matrix, const uint32_t (&halves)[HD / 16][4],
-                                                   const uint32_t (&rests)[HD / 16][4], float (&sums)[HD / 2]) {
-    constexpr uint32_t blocks = HD / 16;
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    const uint64_t first = side_by_rows(shared_address(matrix.halves)), first_rests = side_by_rows(shared_address(matrix.rests));
-    hold(sums);
-    products_begin();
-#pragma unroll
-    for (uint32_t k = 0; k < blocks; k++) {
-        const uint32_t from = (k / 4 * HD * 8 + k % 4 * 2); /* in units of 16 bytes, in which sides count */
-        const uint64_t b = first + from, b_rests = first_rests + from;
-        multiply_registers<BY_ROWS>(sums, rests[k], b);
-        multiply_registers<BY_ROWS>(sums, halves[k], b_rests);
-        multiply_registers<BY_ROWS>(sums, halves[k], b);
-    }
-    products_commit();
-    products_wait<0>();
-    hold(sums);
-#else
-    const uint32_t lane = lane_of_warp(),
-                   own_row = lane / 16 * 8 + lane % 8; /* whose chunk lane / 8 % 2 ldmatrix takes from this lane */
-#pragma unroll
-    for (uint32_t k = 0; k < blocks; k++)
-#pragma unroll
-        for (uint32_t n = 0; n < blocks; n++) {
-            const uint32_t row = 16 * n + own_row, place = chunk_place(row, k, lane / 8 % 2);
-            uint32_t b[4], b_rests[4];
-            load_matrices(b, shared_address(&matrix.halves[k / 4][row][place]));
-            load_matrices(b_rests, shared_address(&matrix.rests[k / 4][row][place]));
-            const auto each = [&](const uint32_t(&a)[4], const uint32_t(&of)[4]) {
-#pragma unroll
-                for (uint32_t i = 0; i < 2; i++)
-                    mma(*(float(*)[4]) & sums[8 * n + 4 * i], a[0], a[1], a[2], a[3], of[2 * i], of[2 * i + 1]);
-            };
-            each(rests[k], b);
-            each(halves[k], b_rests);
-            each(halves[k], b);
-        }
-#endif
-}
-
-/* Multiplies a tile's numbers by a matrix. Tokens' products have to be multiplied by `unit`, which this changes. */
-template <int HD>
-static __device__ void multiply_tile(const struct tile_matrix<HD> &matrix, tile_numbers<HD> &x, float (&unit)[2]) {
-    constexpr uint32_t blocks = HD / 16;
-    uint32_t halves[blocks][4], rests[blocks][4];
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        float most = 0;
-#pragma unroll
-        for (uint32_t k = 0; k < blocks; k++)
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++) most = fmaxf(most, fabsf(x[i][k][j]));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        const float factor = factor_of(most);
-        unit[i] = unit[i] * (1 / factor);
-#pragma unroll
-        for (uint32_t k = 0; k < blocks; k++) {
-            const uint4 own = split_four(x[i][k][0] * factor, x[i][k][1] * factor, x[i][k][2] * factor, x[i][k][3] * factor);
-            halves[k][i] = own.x, halves[k][2 + i] = own.y, rests[k][i] = own.z, rests[k][2 + i] = own.w;
-        }
-    }
-    float sums[HD / 2] = {};
-    add_product<HD>(matrix, halves, rests, sums);
-#pragma unroll
-    for (uint32_t n = 0; n < blocks; n++)
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++)
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++) x[i][n][j] = sums[8 * n + j / 2 * 4 + 2 * i + j % 2];
-}
-
 /* Makes coefficients of a tile's numbers. */
 template <int HD> static __device__ void find_coefficients(const struct tile_memory<HD> &m, tile_numbers<HD> &x) {
     float unit[2] = {m.metric_unit, m.metric_unit};
 #pragma unroll 1 /* since instructions are read through a cache, too */
-    for (uint32_t k = 0; k < 2; k++) multiply_tile<HD>(m.matrices[k], x, unit);
+    for (uint32_t k = 0; k < 2; k++) multiply_tile<false, HD>(m.matrices[k], x, unit);
 #pragma unroll
     for (uint32_t k = 0; k < HD / 16; k++) {
         const struct four_numbers own = four_at(&m.unit[first_of(k)]);
@@ -654,42 +480,19 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
         tile.job.page[tile.token[i]] = gain_byte(tile.job, view, tile.token[i], square[i], found[i], no_mean[i]);
 }
 
-/* Returns how many pages from an item's on, at most so many, are of the same transform. */
-static __device__ inline uint32_t pages_alike(const struct encode_item *items, int side, uint32_t most) {
-    uint32_t n = 1;
-    while (n < most && items[n].rate.transforms[side] == items->rate.transforms[side]) n++;
-    return n;
-}
-
-/* Writes pages [blockIdx.x each, ...) of a launch, in which pages of a layer, KV head and side follow one another. */
 template <int HD>
 static __global__ void __launch_bounds__(TILE_THREADS, 1)
-    tiles_kernel(const __grid_constant__ struct encode e, struct encode_sides sides, uint32_t pages, uint32_t each) {
+    encode_tiles_kernel(const __grid_constant__ struct encode e, struct encode_sides sides, uint32_t pages, uint32_t each) {
     extern __shared__ __align__(1024) uint8_t memory[];
     struct tile_memory<HD> &m = *(struct tile_memory<HD> *)memory;
-    const uint32_t end = min((blockIdx.x + 1) * each, pages), warp = threadIdx.x / 32, slot = warp / PAGE_TILES;
-    const struct transform_view *staged = nullptr;
-    for (uint32_t p = blockIdx.x * each, n; p < end; p += n) {
-        const uint32_t item = p % e.n, place = p / e.n, layer = place / e.heads.kv_heads;
-        const int side = sides.first + (int)(layer / e.n_layers);
-        n = pages_alike(&e.items[item], side, min(min(PAGES_TOGETHER, end - p), e.n - item));
-        struct tile tile = {
-            rows_of_item(e, layer % e.n_layers, item + min(slot, n - 1), place % e.heads.kv_heads, side), warp % PAGE_TILES, {}};
-        const struct transform_view *const view = &view_of(e, tile.job);
-        if (view != staged) {
-            __syncthreads();
-            stage(e, *view, m);
-            staged = view;
-        }
-        if (slot >= n) continue;
-        tile.job.page = page_address(&tile.job.item->set, places_of(e, *tile.job.item) + tile.job.place, side);
-        tile.token[0] = tile.index / 2 * 32 + tile.index % 2 * 8 + lane_of_warp() / 4;
-        tile.token[1] = tile.token[0] + 16;
-        if (tile.job.count)
-            write_tile(e, tile, *view, m);
-        else
-            clear_page(e, tile.job, tile.index * 32 + lane_of_warp(), PAGE_TILES * 32);
-    }
+    each_tile(
+        e, sides, pages, each, [&](const struct transform_view &view) { stage(e, view, m); },
+        [&](const struct tile &tile, const struct transform_view &view) {
+            if (tile.job.count)
+                write_tile(e, tile, view, m);
+            else
+                clear_page(e, tile.job, tile.index * 32 + lane_of_warp(), PAGE_TILES * 32);
+        });
 }
 
 bool encode_transform_has_tiles(const struct head_view *heads) {
@@ -699,11 +502,10 @@ bool encode_transform_has_tiles(const struct head_view *heads) {
 
 template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
     const size_t bytes = sizeof(struct tile_memory<HD>);
-    const cudaError_t result = allow_shared(tiles_kernel<HD>, bytes);
-    const uint32_t pages = encode->n * encode->heads.kv_heads * encode->n_layers * (uint32_t)sides.n,
-                   most = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount), each = (pages + most - 1) / most;
+    const cudaError_t result = allow_shared(encode_tiles_kernel<HD>, bytes);
+    const struct tiles_grid grid = tiles_grid_of(encode, sides);
     if (result != cudaSuccess) return result;
-    tiles_kernel<HD><<<(pages + each - 1) / each, TILE_THREADS, bytes, stream>>>(*encode, sides, pages, each);
+    encode_tiles_kernel<HD><<<grid.blocks, TILE_THREADS, bytes, stream>>>(*encode, sides, grid.pages, grid.each);
     return cudaGetLastError();
 }
 
