@@ -24,6 +24,9 @@ BATCH = "test_cuda_batch_emulated a_step_of_several*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
     (KV + "attend_transform.cuh", "sum += weight;\n    }", "sum += FAULT ? 0 : weight;\n    }", "test_attend_transform_emulated", "terse-N: values less no mean are read with it"),
     (KV + "encode_transform.cu", "if (m.small.errors[code] < least)", "if (!FAULT && m.small.errors[code] < least)", ENCODE, "terse-N: rows near zero are coded less the mean, heads of 256 channels"),
+    (KV + "decode_transform_tiles.cu", "(no_mean[i] ? 0 : mean.of[j])", "(!FAULT && no_mean[i] ? 0 : mean.of[j])", ENCODE, "terse-N: rows less no mean are read back with it"),
+    (KV + "decode_transform_tiles.cu", "if (quad.planes[1]) {", "if (!FAULT && quad.planes[1]) {", ENCODE, "terse-N: codes are read back without their lower bits"),
+    (KV + "decode_transform_tiles.cu", "pair + j >= e.pre_rope.pairs", "!FAULT && pair + j >= e.pre_rope.pairs", ENCODE, "terse-N: pairs without a mean before rotation get one as they are read back"),
     (KV + "encode_transform_tiles.cu", "if (error < least) least = error, best = code;", "if (!FAULT && error < least) least = error, best = code;", ENCODE, "terse-N: rows near zero are coded less the mean"),
     (KV + "attend_transform.cuh", "zero), gain, mean)", "zero), gain, FAULT ? 0 : mean)", METHODS, "terse-N: the mean of keys is zero"),
     (KV + "attend_transform.cuh", "(float)(twice - zero)", "(float)(twice - (FAULT ? 0 : zero))", METHODS, "terse-N: levels of keys are not centred"),

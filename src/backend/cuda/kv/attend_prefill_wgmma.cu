@@ -175,7 +175,7 @@ static __device__ __forceinline__ void ask_values(float (&o)[HD / 2], const uint
     using shape = wgmma_shape<HD>;
 #pragma unroll
     for (int j = 0; j < shape::KEYS / 16; j++)
-        multiply_registers<HD>(o, p + 4 * j, side_summed(v + j * 16 * 128, shape::PANEL_BYTES));
+        multiply_registers<SUMMED>(o, p + 4 * j, side_summed(v + j * 16 * 128, shape::PANEL_BYTES));
     products_commit();
 }
 

@@ -1,5 +1,6 @@
 /* Reads pages of the codec transform back whole, as the CPU's transform.c does: multiplies levels by gains and sizes, and the
  * result by the basis, adds the means, and rotates keys by their run's position, so that they are rotated by their own. */
+#include "backend/cuda/kv/decode_transform.cuh"
 #include "backend/cuda/kv/transform_page.cuh"
 
 #define BASIS_STRIDE(hd) ((hd) + 8) /* so that rows that are loaded together lie in different banks, but for two by two */
@@ -101,6 +102,7 @@ template <int HD> static cudaError_t launch(const struct encode *encode, struct 
 }
 
 cudaError_t decode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    if (decode_transform_has_tiles(&encode->heads)) return decode_transform_tiles(encode, sides, stream);
 #define LAUNCH(hd) launch<hd>(encode, sides, stream)
     TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
 #undef LAUNCH

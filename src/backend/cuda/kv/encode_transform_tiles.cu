@@ -1,29 +1,9 @@
-/* Writes pages of the codec transform as encode_transform.cu does, for heads of up to 128 channels, with rows in registers: a warp has
- * 16 tokens of a page from the halves that it loads to the codes that it writes, and four lanes have a token. Where both factors of a
- * product come from shared memory, as in encode_transform.cu, its reads and the instructions around them take most of the time; here
- * the numbers of a product become a factor of the next where they are, and warps wait for each other only when the matrices change.
- *
- * A CTA has a multiprocessor to itself. Both matrices lie in its shared memory, as halves and what these leave, and serve all pages of a
- * layer, KV head and side that it writes. */
+/* Writes pages of the codec transform as encode_transform.cu does, by tiles (transform_tiles.cuh): a warp has 16 tokens from the halves that it
+ * loads to the codes that it writes. */
 #include "backend/cuda/kv/encode_transform.cuh"
-#include "backend/cuda/launch.cuh"
+#include "backend/cuda/kv/transform_tiles.cuh"
 
-#define TILE_TOKENS 16
-#define PAGE_TILES (PAGE_TOKENS / TILE_TOKENS)
-#define PAGES_TOGETHER 3 /* as many as there are registers for */
-#define TILE_WARPS (PAGES_TOGETHER * PAGE_TILES)
-#define TILE_THREADS (32 * TILE_WARPS)
-
-/* A warp's numbers, by channel or component. Of each 16, lane l has those from 4 (l % 4) on, of tokens l / 4 and l / 4 + 16 from the tile's
- * first on, since codes of tokens 16 apart share bytes. */
-template <int HD> using tile_numbers = float[2][HD / 16][4];
-
-/* A fragment has a lane's part of 16 rows and 16 columns of a matrix, as mma takes its second factor: the lane's two pairs of columns of
- * row_of_lane(l), and of the row two further, so that a product's columns are numbered as tile_numbers has them. */
-struct tile_fragment {
-    uint4 halves[32], rests[32]; /* by lane */
-};
-static __device__ inline uint32_t row_of_lane(uint32_t lane) { return lane / 8 * 4 + lane / 4 % 2; }
+#include <string.h>
 
 /* A quad_codes says how a quad is coded: its planes, and 2^bits less a little, so that no number below 1 times it is rounded up to
  * 2^bits. */
@@ -35,7 +15,7 @@ struct quad_codes {
 };
 
 template <int HD> struct tile_memory {
-    struct tile_fragment metric[HD / 16][HD / 16], basis[HD / 16][HD / 16]; /* by 16 columns, then 16 rows */
+    struct tile_matrix<HD> matrices[2]; /* the metric and the basis, which begin at multiples of 1024 */
     /* By channel: */
     alignas(16) float mean[HD], pre_rope_mean[HD];
     /* By component: `unit` of a product; `reach` as in struct layout_limits of transform_encode.c, infinite where there are no bits; what
@@ -53,58 +33,66 @@ template <int HD> struct tile_memory {
 
 /* ---- What a CTA has in shared memory for pages of a view */
 
-#define STAGED_TOGETHER 3 /* fragments that a thread asks for before it has one */
-
 template <int HD> static __device__ void stage_matrices(const struct transform_view &view, struct tile_memory<HD> &m) {
-    constexpr uint32_t blocks = HD / 16, n = blocks * blocks * 32;
+    constexpr uint32_t n = HD * (HD / 16);
+#pragma unroll 1
     for (uint32_t first = threadIdx.x; first < n; first += STAGED_TOGETHER * TILE_THREADS) {
-        uint4 metric[STAGED_TOGETHER][4];
-        uint2 basis[STAGED_TOGETHER][2];
+        uint4 metric[STAGED_TOGETHER][4][2], basis[STAGED_TOGETHER][2];
 #pragma unroll
-        for (uint32_t k = 0; k < STAGED_TOGETHER; k++) {
-            const uint32_t i = min(first + k * TILE_THREADS, n - 1), lane = i % 32, row = i / 32 / blocks * 16 + row_of_lane(lane),
-                           column = i / 32 % blocks * 16 + lane % 4 * 4;
-            const uint4 *const low = (const uint4 *)view.metric + metric_place(HD, row, column) / 8,
-                               *const high = (const uint4 *)view.metric + metric_place(HD, row + 2, column) / 8;
-            metric[k][0] = low[0], metric[k][1] = high[0], metric[k][2] = low[1], metric[k][3] = high[1];
-            basis[k][0] = *(const uint2 *)(view.basis + row * HD + column);
-            basis[k][1] = *(const uint2 *)(view.basis + (row + 2) * HD + column);
+        for (uint32_t i = 0; i < STAGED_TOGETHER; i++) {
+            const uint32_t at = min(first + i * TILE_THREADS, n - 1), k = at / HD,
+                           row = at % HD / 16 * 16 + order_in_block(at % 16);
+            const uint4 *const of_metric = (const uint4 *)view.metric + metric_place(HD, row / 16 * 16 + row % 8, 16 * k) / 8,
+                               *const of_basis = (const uint4 *)(view.basis + row * HD + 16 * k);
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) metric[i][j][0] = of_metric[2 * j], metric[i][j][1] = of_metric[2 * j + 1];
+            basis[i][0] = of_basis[0], basis[i][1] = of_basis[1];
         }
 #pragma unroll
-        for (uint32_t k = 0; k < STAGED_TOGETHER; k++) {
-            const uint32_t i = first + k * TILE_THREADS, lane = i % 32, column = i / 32 % blocks, block = i / 32 / blocks;
-            if (i >= n) break;
-            const bool upper = row_of_lane(lane) >= 8;
-            const auto rows = [&](const uint4 &a, const uint4 &b) {
-                return upper ? make_uint4(a.y, a.w, b.y, b.w) : make_uint4(a.x, a.z, b.x, b.z);
-            };
-            const uint2 own[4] = {split_integers(basis[k][0].x), split_integers(basis[k][0].y), split_integers(basis[k][1].x),
-                                  split_integers(basis[k][1].y)};
-            m.metric[column][block].halves[lane] = rows(metric[k][0], metric[k][1]);
-            m.metric[column][block].rests[lane] = rows(metric[k][2], metric[k][3]);
-            m.basis[column][block].halves[lane] = make_uint4(own[0].x, own[1].x, own[2].x, own[3].x);
-            m.basis[column][block].rests[lane] = make_uint4(own[0].y, own[1].y, own[2].y, own[3].y);
+        for (uint32_t i = 0; i < STAGED_TOGETHER; i++) {
+            const uint32_t at = first + i * TILE_THREADS, k = at / HD, row = at % HD;
+            if (at >= n) break;
+            const bool upper = order_in_block(row % 16) >= 8;
+            uint32_t halves[8], rests[8];
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) {
+                const uint4 own = metric[i][j][0], rest = metric[i][j][1];
+                halves[2 * j] = upper ? own.y : own.x, halves[2 * j + 1] = upper ? own.w : own.z;
+                rests[2 * j] = upper ? rest.y : rest.x, rests[2 * j + 1] = upper ? rest.w : rest.z;
+            }
+            put_block(halves, m.matrices[0].halves[k / 4], row, k);
+            put_block(rests, m.matrices[0].rests[k / 4], row, k);
+            put_integers<HD>(basis[i], m.matrices[1], row, k);
         }
     }
 }
 
+/* Asks for all that does not wait for something else before it uses any of it. */
 template <int HD> static __device__ void stage_quad(const struct transform_view &view, uint32_t quad, struct tile_memory<HD> &m) {
-    const struct transform_quad &own = view.quad[quad];
-    const uint32_t n = quad < view.layout.quads ? own.planes : 0, bits = n ? view.layout.quad_bits[quad] : 0;
+    const struct transform_quad own = view.quad[quad];
+    const struct transform_plane planes[2] = {view.layout.plane[own.plane[0]], view.layout.plane[own.plane[1]]};
+    const uint32_t quad_bits = view.layout.quad_bits[quad];
+    float size[TRANSFORM_QUAD];
+#pragma unroll
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) size[i] = view.size[quad * TRANSFORM_QUAD + i];
+    const uint32_t n = quad < view.layout.quads ? own.planes : 0, bits = n ? quad_bits : 0;
     struct quad_codes codes = {};
     float reach = n ? 0 : INFINITY, scale = 0;
-    for (uint32_t k = 0; k < n; k++) {
-        const struct transform_plane plane = view.layout.plane[own.plane[k]];
-        const uint32_t below = k == 0 ? bits - plane.bits : 0, mask = (1u << plane.bits) - 1;
-        reach = reach + plane.scale * (float)mask;
-        scale = plane.scale;
-        codes.planes[k] = plane.nibble | below << 8 | (uint32_t)plane.shift << 16 | mask << 24;
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        if (k >= n) continue;
+        const uint32_t below = k == 0 ? bits - planes[k].bits : 0, mask = (1u << planes[k].bits) - 1;
+        reach = reach + planes[k].scale * (float)mask;
+        scale = planes[k].scale;
+        codes.planes[k] = planes[k].nibble | below << 8 | (uint32_t)planes[k].shift << 16 | mask << 24;
     }
     codes.codes = (float)(1u << bits) * 0x1.fffffep-1f;
     m.quads[quad] = codes;
-    for (uint32_t c = quad * TRANSFORM_QUAD; c < (quad + 1) * TRANSFORM_QUAD; c++) {
-        const float size = view.size[c], half_step = scale * size;
-        m.reach[c] = n ? size * reach : INFINITY;
+#pragma unroll
+    for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+        const uint32_t c = quad * TRANSFORM_QUAD + i;
+        const float half_step = scale * size[i];
+        m.reach[c] = n ? size[i] * reach : INFINITY;
         m.inverse[c] = half_step > 0 ? 1 / (2 * half_step * (float)(1u << bits)) : 0;
         m.step[c] = 2 * half_step;
         m.lowest[c] = half_step * -(float)((1u << bits) - 1);
@@ -116,10 +104,11 @@ template <int HD>
 static __device__ void stage(const struct encode &e, const struct transform_view &view, struct tile_memory<HD> &m) {
     stage_matrices(view, m);
     for (uint32_t c = threadIdx.x; c < HD; c += TILE_THREADS) {
-        m.mean[c] = view.mean[c];
         const uint32_t half = e.heads.n_rot / 2, pair = e.heads.pairing == ROPE_ADJACENT ? c / 2 : c < half ? c : c - half;
-        m.pre_rope_mean[c] = c < 2 * half && pair < e.pre_rope.pairs ? view.pre_rope_mean[c] : 0;
-        m.unit[c] = INTEGER_UNIT * view.unit[c];
+        const float mean = view.mean[c], pre_rope_mean = view.pre_rope_mean[c], unit = view.unit[c];
+        m.mean[c] = mean;
+        m.pre_rope_mean[c] = c < 2 * half && pair < e.pre_rope.pairs ? pre_rope_mean : 0;
+        m.unit[c] = INTEGER_UNIT * unit;
     }
     if (threadIdx.x < HD / TRANSFORM_QUAD) stage_quad(view, threadIdx.x, m);
     if (threadIdx.x / 32 == TILE_WARPS - 1) {
@@ -130,55 +119,7 @@ static __device__ void stage(const struct encode &e, const struct transform_view
         m.noise = noise;
         m.metric_unit = __uint_as_float(view.metric[HD * HD]);
     }
-    __syncthreads();
-}
-
-/* ---- Rows of a tile */
-
-/* A tile is what a warp writes of a page. */
-struct tile {
-    struct page_job job;
-    uint32_t index, token[2]; /* which of the page's, the lane's tokens */
-};
-
-static __device__ inline uint32_t lane_of_warp() { return threadIdx.x % 32; }
-
-/* Returns the lane's first channel or component of the k-th 16. */
-static __device__ inline uint32_t first_of(uint32_t k) { return 16 * k + lane_of_warp() % 4 * 4; }
-
-/* Returns the sum over the lanes of a token. */
-static __device__ inline float row_sum(float x) {
-    x = x + __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-struct four_numbers {
-    float of[4];
-};
-static __device__ inline struct four_numbers four_at(const float *from) {
-    const float4 x = *(const float4 *)from;
-    return {x.x, x.y, x.z, x.w};
-}
-static __device__ inline struct four_numbers four_of_halves(uint2 halves) {
-    struct four_numbers x;
-    spread_halves(halves.x, &x.of[0], &x.of[1]);
-    spread_halves(halves.y, &x.of[2], &x.of[3]);
-    return x;
-}
-
-/* A rotation says which channels are rotated back to their page's run in pairs. */
-enum rotation {
-    ROTATE_NOTHING, /* values */
-    ROTATE_HALVES,  /* channels i and i + HD / 2 */
-    ROTATE_SOME,    /* channels i and i + n_rot / 2 of the first n_rot */
-    ROTATE_NEIGHBOURS
-};
-
-/* Loads four pairs' cosines and sines, or only the first two. */
-template <bool FOUR> static __device__ void four_angles(const float2 *from, float2 (&angles)[4]) {
-    const float4 low = ((const float4 *)from)[0], high = FOUR ? ((const float4 *)from)[1] : low;
-    angles[0] = make_float2(low.x, low.y), angles[1] = make_float2(low.z, low.w);
-    angles[2] = make_float2(high.x, high.y), angles[3] = make_float2(high.z, high.w);
+    end_staging();
 }
 
 /* Rotates a pair of channels back, and subtracts its mean before rotation, which is rotated to the token's offset (struct row_frame of
@@ -275,63 +216,11 @@ static __device__ void load_tile(const struct encode &e, const struct tile &tile
     }
 }
 
-/* ---- Products */
-
-/* Multiplies a tile's numbers by a matrix. Tokens' products have to be multiplied by `unit`, which this changes. */
-template <int HD>
-static __device__ void multiply_tile(const struct tile_fragment (&matrix)[HD / 16][HD / 16], tile_numbers<HD> &x,
-                                     float (&unit)[2]) {
-    constexpr uint32_t blocks = HD / 16;
-    const uint32_t lane = lane_of_warp();
-    uint32_t halves[blocks][4], rests[blocks][4];
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        float most = 0;
-#pragma unroll
-        for (uint32_t k = 0; k < blocks; k++)
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++) most = fmaxf(most, fabsf(x[i][k][j]));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        const float factor = factor_of(most);
-        unit[i] = unit[i] * (1 / factor);
-#pragma unroll
-        for (uint32_t k = 0; k < blocks; k++) {
-            const uint4 own = split_four(x[i][k][0] * factor, x[i][k][1] * factor, x[i][k][2] * factor, x[i][k][3] * factor);
-            halves[k][i] = own.x, halves[k][2 + i] = own.y, rests[k][i] = own.z, rests[k][2 + i] = own.w;
-        }
-    }
-    float sums[blocks][2][4] = {};
-#pragma unroll
-    for (uint32_t k = 0; k < blocks; k++)
-#pragma unroll
-        for (uint32_t n = 0; n < blocks; n += 2) {
-            const uint4 b[2] = {matrix[k][n].halves[lane], matrix[k][n + 1].halves[lane]},
-                        b_rests[2] = {matrix[k][n].rests[lane], matrix[k][n + 1].rests[lane]};
-            const auto each = [&](const uint32_t(&a)[4], const uint4(&of)[2]) {
-#pragma unroll
-                for (uint32_t i = 0; i < 2; i++) {
-                    mma(sums[n + i][0], a[0], a[1], a[2], a[3], of[i].x, of[i].y);
-                    mma(sums[n + i][1], a[0], a[1], a[2], a[3], of[i].z, of[i].w);
-                }
-            };
-            each(rests[k], b);
-            each(halves[k], b_rests);
-            each(halves[k], b);
-        }
-#pragma unroll
-    for (uint32_t n = 0; n < blocks; n++)
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++)
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++) x[i][n][j] = sums[n][j / 2][2 * i + j % 2];
-}
-
 /* Makes coefficients of a tile's numbers. */
 template <int HD> static __device__ void find_coefficients(const struct tile_memory<HD> &m, tile_numbers<HD> &x) {
     float unit[2] = {m.metric_unit, m.metric_unit};
 #pragma unroll 1 /* since instructions are read through a cache, too */
-    for (uint32_t k = 0; k < 2; k++) multiply_tile<HD>(k ? m.basis : m.metric, x, unit);
+    for (uint32_t k = 0; k < 2; k++) multiply_tile<false, HD>(m.matrices[k], x, unit);
 #pragma unroll
     for (uint32_t k = 0; k < HD / 16; k++) {
         const struct four_numbers own = four_at(&m.unit[first_of(k)]);
@@ -439,36 +328,47 @@ static __device__ void find_whole(const struct encode &e, const struct page_job 
     __syncwarp();
 }
 
-/* Codes the marked ones of the lanes' i-th tokens less no mean if they err less so with one of the gains that there are. */
+/* A tile's coefficients, units and codes of gains less no mean. */
+template <int HD> struct coded_tile {
+    tile_numbers<HD> z;
+    float unit[2];
+    uint32_t no_mean[2];
+};
+
+/* Codes the marked ones of the lanes' tokens less no mean if they err less so with one of the gains that there are. It is a call, with what
+ * it changes in memory, since it is seldom made: where it stood in write_tile all else had fewer registers. */
 template <int HD>
-static __device__ void leave_out_means(const struct encode &e, const struct tile &tile, const struct transform_view &view,
-                                       uint32_t i, bool marked, struct tile_memory<HD> &m, float (&z)[HD / 16][4], float &unit,
-                                       uint32_t &no_mean) {
-    uint32_t left = __ballot_sync(~0u, marked && lane_of_warp() % 4 == 0);
+static __device__ __noinline__ void leave_out_means(const struct encode &e, const struct tile &tile,
+                                                    const struct transform_view &view, uint32_t marked, struct tile_memory<HD> &m,
+                                                    struct coded_tile<HD> &coded) {
 #pragma unroll 1
-    for (; left; left &= left - 1) {
-        const uint32_t lane = (uint32_t)__ffs((int)left) - 1;
-        float whole[HD / 16][4], least = expected_error<HD>(m, z, unit);
-        uint32_t best = TRANSFORM_NO_MEAN_GAINS;
-        find_whole(e, tile.job, view, __shfl_sync(~0u, tile.token[i], (int)lane), m);
-#pragma unroll
-        for (uint32_t k = 0; k < HD / 16; k++)
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++) whole[k][j] = m.own[threadIdx.x / 32].row.whole[first_of(k) + j];
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t left = __ballot_sync(~0u, (marked >> i & 1) && lane_of_warp() % 4 == 0);
 #pragma unroll 1
-        for (uint32_t code = 0; code < TRANSFORM_NO_MEAN_GAINS; code++) {
-            const float error = expected_error<HD>(m, whole, 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, code));
-            if (error < least) least = error, best = code;
-        }
-        if (lane_of_warp() / 4 == lane / 4 && best < TRANSFORM_NO_MEAN_GAINS) {
+        for (; left; left &= left - 1) {
+            const uint32_t lane = (uint32_t)__ffs((int)left) - 1;
+            float whole[HD / 16][4], least = expected_error<HD>(m, coded.z[i], coded.unit[i]);
+            uint32_t best = TRANSFORM_NO_MEAN_GAINS;
+            find_whole(e, tile.job, view, __shfl_sync(~0u, tile.token[i], (int)lane), m);
 #pragma unroll
             for (uint32_t k = 0; k < HD / 16; k++)
 #pragma unroll
-                for (uint32_t j = 0; j < 4; j++) z[k][j] = whole[k][j];
-            unit = 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, best);
-            no_mean = best;
+                for (uint32_t j = 0; j < 4; j++) whole[k][j] = m.own[threadIdx.x / 32].row.whole[first_of(k) + j];
+#pragma unroll 1
+            for (uint32_t code = 0; code < TRANSFORM_NO_MEAN_GAINS; code++) {
+                const float error = expected_error<HD>(m, whole, 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, code));
+                if (error < least) least = error, best = code;
+            }
+            if (lane_of_warp() / 4 == lane / 4 && best < TRANSFORM_NO_MEAN_GAINS) {
+#pragma unroll
+                for (uint32_t k = 0; k < HD / 16; k++)
+#pragma unroll
+                    for (uint32_t j = 0; j < 4; j++) coded.z[i][k][j] = whole[k][j];
+                coded.unit[i] = 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, best);
+                coded.no_mean[i] = best;
+            }
+            __syncwarp();
         }
-        __syncwarp();
     }
 }
 
@@ -563,9 +463,16 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
         if (!isfinite(unit[i])) unit[i] = 0;
         unit[i] = scaled_unit(view, m, z[i], unit[i]);
     }
-    if (__any_sync(~0u, small[0] || small[1]))
+    if (__any_sync(~0u, small[0] || small[1])) {
+        struct coded_tile<HD> coded = {
+            {}, {unit[0], unit[1]}, { no_mean[0], no_mean[1] }
+        };
+        memcpy(coded.z, z, sizeof z);
+        leave_out_means(e, tile, view, (uint32_t)small[0] | (uint32_t)small[1] << 1, m, coded);
+        memcpy(z, coded.z, sizeof z);
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) leave_out_means(e, tile, view, i, small[i], m, z[i], unit[i], no_mean[i]);
+        for (uint32_t i = 0; i < 2; i++) unit[i] = coded.unit[i], no_mean[i] = coded.no_mean[i];
+    }
     write_nibbles(tile, view, z, unit, m, found);
     if (lane_of_warp() % 4) return;
 #pragma unroll
@@ -573,42 +480,19 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
         tile.job.page[tile.token[i]] = gain_byte(tile.job, view, tile.token[i], square[i], found[i], no_mean[i]);
 }
 
-/* Returns how many pages from an item's on, at most so many, are of the same transform. */
-static __device__ inline uint32_t pages_alike(const struct encode_item *items, int side, uint32_t most) {
-    uint32_t n = 1;
-    while (n < most && items[n].rate.transforms[side] == items->rate.transforms[side]) n++;
-    return n;
-}
-
-/* Writes pages [blockIdx.x each, ...) of a launch, in which pages of a layer, KV head and side follow one another. */
 template <int HD>
 static __global__ void __launch_bounds__(TILE_THREADS, 1)
-    tiles_kernel(const __grid_constant__ struct encode e, struct encode_sides sides, uint32_t pages, uint32_t each) {
-    extern __shared__ __align__(16) uint8_t memory[];
+    encode_tiles_kernel(const __grid_constant__ struct encode e, struct encode_sides sides, uint32_t pages, uint32_t each) {
+    extern __shared__ __align__(1024) uint8_t memory[];
     struct tile_memory<HD> &m = *(struct tile_memory<HD> *)memory;
-    const uint32_t end = min((blockIdx.x + 1) * each, pages), warp = threadIdx.x / 32, slot = warp / PAGE_TILES;
-    const struct transform_view *staged = nullptr;
-    for (uint32_t p = blockIdx.x * each, n; p < end; p += n) {
-        const uint32_t item = p % e.n, place = p / e.n, layer = place / e.heads.kv_heads;
-        const int side = sides.first + (int)(layer / e.n_layers);
-        n = pages_alike(&e.items[item], side, min(min(PAGES_TOGETHER, end - p), e.n - item));
-        struct tile tile = {
-            rows_of_item(e, layer % e.n_layers, item + min(slot, n - 1), place % e.heads.kv_heads, side), warp % PAGE_TILES, {}};
-        const struct transform_view *const view = &view_of(e, tile.job);
-        if (view != staged) {
-            __syncthreads();
-            stage(e, *view, m);
-            staged = view;
-        }
-        if (slot >= n) continue;
-        tile.job.page = page_address(&tile.job.item->set, places_of(e, *tile.job.item) + tile.job.place, side);
-        tile.token[0] = tile.index / 2 * 32 + tile.index % 2 * 8 + lane_of_warp() / 4;
-        tile.token[1] = tile.token[0] + 16;
-        if (tile.job.count)
-            write_tile(e, tile, *view, m);
-        else
-            clear_page(e, tile.job, tile.index * 32 + lane_of_warp(), PAGE_TILES * 32);
-    }
+    each_tile(
+        e, sides, pages, each, [&](const struct transform_view &view) { stage(e, view, m); },
+        [&](const struct tile &tile, const struct transform_view &view) {
+            if (tile.job.count)
+                write_tile(e, tile, view, m);
+            else
+                clear_page(e, tile.job, tile.index * 32 + lane_of_warp(), PAGE_TILES * 32);
+        });
 }
 
 bool encode_transform_has_tiles(const struct head_view *heads) {
@@ -618,11 +502,10 @@ bool encode_transform_has_tiles(const struct head_view *heads) {
 
 template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
     const size_t bytes = sizeof(struct tile_memory<HD>);
-    const cudaError_t result = allow_shared(tiles_kernel<HD>, bytes);
-    const uint32_t pages = encode->n * encode->heads.kv_heads * encode->n_layers * (uint32_t)sides.n,
-                   most = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount), each = (pages + most - 1) / most;
+    const cudaError_t result = allow_shared(encode_tiles_kernel<HD>, bytes);
+    const struct tiles_grid grid = tiles_grid_of(encode, sides);
     if (result != cudaSuccess) return result;
-    tiles_kernel<HD><<<(pages + each - 1) / each, TILE_THREADS, bytes, stream>>>(*encode, sides, pages, each);
+    encode_tiles_kernel<HD><<<grid.blocks, TILE_THREADS, bytes, stream>>>(*encode, sides, grid.pages, grid.each);
     return cudaGetLastError();
 }
 

@@ -31,9 +31,16 @@ static __device__ inline uint32_t two_halves(float low, float high) {
 /* Returns what rounding to a half leaves. */
 static __device__ inline float rest_of_half(float x) { return x - __half2float(__float2half_rn(x)); }
 
+/* Returns two numbers as halves and what rounding to these leaves. */
+static __device__ inline uint2 split_two(float low, float high) {
+    const __half2 halves = __floats2half2_rn(low, high);
+    const float2 rounded = __half22float2(halves);
+    return make_uint2(*(const uint32_t *)&halves, two_halves(low - rounded.x, high - rounded.y));
+}
+
 static __device__ inline uint4 split_four(float a, float b, float c, float d) {
-    return make_uint4(two_halves(a, b), two_halves(c, d), two_halves(rest_of_half(a), rest_of_half(b)),
-                      two_halves(rest_of_half(c), rest_of_half(d)));
+    const uint2 low = split_two(a, b), high = split_two(c, d);
+    return make_uint4(low.x, high.x, low.y, high.y);
 }
 
 /* Returns the power of two that brings numbers, of which `most` is the largest, to between 2^14 and 2^15; 1 where it is 0 or not
