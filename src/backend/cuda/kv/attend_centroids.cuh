@@ -666,7 +666,7 @@ uint32_t fit_centroids(const struct attend_decode *a, struct centroid_launch *la
 /* Launches CTAs with so many bytes of shared memory; 0 is refused. */
 template <int HD, int UNIT, int WARPS, bool TABLES>
 cudaError_t launch_centroids(const struct attend_decode *a, struct centroid_launch launch, uint32_t bytes, cudaStream_t stream) {
-    launch.parts = TABLES ? parts_of_ctas(a, 1) : 1;
+    launch.parts = TABLES ? parts_of_ctas_with_tables(a) : 1;
     const auto kernel = TABLES && launch.parts > 1 ? attend_centroids_kernel<HD, UNIT, WARPS, TABLES, TABLES>
                                                    : attend_centroids_kernel<HD, UNIT, WARPS, TABLES, false>;
     if (!bytes) return cudaErrorInvalidConfiguration;

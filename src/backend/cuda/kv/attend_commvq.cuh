@@ -372,7 +372,7 @@ cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch la
     launch.slots = ring_slots(launch.slot_bytes, commvq_warps, room - memory::queries - before);
     const uint32_t rings = launch.slots * commvq_warps * launch.slot_bytes;
     uint32_t bytes = several::queries + before + (rings > several::after ? rings : several::after);
-    launch.parts = TABLES && bytes <= room ? parts_of_ctas(a, 1) : 1;
+    launch.parts = TABLES && bytes <= room ? parts_of_ctas_with_tables(a) : 1;
     if (launch.parts == 1) bytes = memory::queries + (before + rings > memory::after ? before + rings : memory::after);
     const auto kernel = TABLES && launch.parts > 1 ? attend_commvq_kernel<HD, CODES, TABLES, TABLES>
                                                    : attend_commvq_kernel<HD, CODES, TABLES, false>;
