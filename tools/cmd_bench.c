@@ -562,7 +562,7 @@ static enum options_result parse(struct bench *b, int argc, char **argv) {
          "tokens in the cache before each test, several with commas; else 0, with --kv all 8192 and 32768"},
         {"-r, --repetitions", "N", OPTION_INTEGER, &b->repeats, BY_KIND, SPEED_MOST_REPEATS,
          "repeats of each test; -1: 5, with --kv all 3"},
-        {"-np, --parallel", "N", OPTION_INTEGER, &b->parallel, 1, 1024,
+        {"-np, --parallel", "N", OPTION_INTEGER, &b->parallel, 1, 4096,
          "sequences, each as deep as -d says, that are decoded together; tokens/s are those of all"},
         {"--fill", "random|text", OPTION_CHOICE, &b->fill_text, 0, 0,
          "random keys and values in the cache, or -f FILE read to the depth"},

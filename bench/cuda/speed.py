@@ -17,8 +17,10 @@ Parts, and estimates of the GPU time that each takes, about a second for each me
     weights      30 s   products with weights
     anchors      15 s   anchors beside a prompt, and mat-N
     commvq       15 s   three ways to read CommVQ's pages
-    steps       150 s   whole steps of 8 layers of an 8B model and of a 0.5B model, which make_model makes, and of each model of -m
+    steps       250 s   whole steps of an 8B model, or 8 or 4 of its layers, and of a 0.5B model, which make_model makes, and of each model of -m
     papers      250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
+    batches      60 s   whole steps of 1, 8 and 32 sequences with the papers' methods
+    largest     200 s   batches and contexts that fill 80 GB
     prefill      30 s   a prompt's attention, beside PyTorch's
     sealing      40 s   steps with pages encoded beside them and within them
     divergence   90 s   methods on the GPU beside the processor, which takes most of that
@@ -65,8 +67,16 @@ ENCODED = ["f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-3", "ter
 WEIGHTS = ["F16", "BF16", "Q8_0", "Q6_K", "Q4_K", "Q4_0"]
 STEP_METHODS = ["f16", "q4_0", "terse-4", "terse-2"]
 BENCH = "terse bench -m {} --device cuda --allow-longer-context -o json"
-MADE = {"8b-8-layers.gguf": ["8b", "q4_k", "8b-8-layers.gguf", "8"], "8b.gguf": ["8b", "q4_k", "8b.gguf"], "7b.gguf": ["7b", "q4_k", "7b.gguf"], "0.5b.gguf": ["0.5b", "q4_0", "0.5b.gguf"]}  # by make_model
-STEP_BATCHES = [(1, "8192,32768,131072"), (8, "8192,32768,131072"), (32, "8192,32768")]  # sequences, depths: as much as f16 holds in 80 GB
+MADE = {"8b-4-layers.gguf": ["8b", "q4_k", "8b-4-layers.gguf", "4"], "8b-8-layers.gguf": ["8b", "q4_k", "8b-8-layers.gguf", "8"], "8b.gguf": ["8b", "q4_k", "8b.gguf"], "7b.gguf": ["7b", "q4_k", "7b.gguf"], "0.5b.gguf": ["0.5b", "q4_0", "0.5b.gguf"]}  # by make_model
+STEPS = [  # model, sequences, depths: as much as f16 holds in 80 GB
+    ("8b-8-layers.gguf", 1, "8192,32768,131072"),
+    ("8b-8-layers.gguf", 8, "8192,32768,131072"),
+    ("8b-8-layers.gguf", 32, "8192,32768"),
+    ("8b-4-layers.gguf", 32, "131072"),
+    ("8b.gguf", 1, "8192,32768,131072"),
+    ("8b.gguf", 8, "8192,32768"),
+    ("0.5b.gguf", 1, "4096,16384,32000"),
+]
 MILLION = ["f16", "million-4", "million-3"]  # at the shape of LLaMA-2-7B, of which its paper has figures
 MILLION_SHAPE = "1x32768/32"
 SEALED = ["q4_0", "terse-2", "million-4"]
@@ -84,6 +94,18 @@ PAPERS = [  # the model and options of terse bench, in the order of the papers
     ("8b.gguf", "-p 0 -n 16 -r 1 -d 32768 -np 8 --kv f16,commvq-1"),
     ("8b.gguf", "-p 0 -n 16 -r 1 -d 32768 -np 128 --kv commvq-1"),
 ]
+BATCHES = [("8b-8-layers.gguf", f"-p 0 -n 32 -r 2 -d 32768 -np {n} --kv f16,million-4,antkv-2,antkv-1,commvq-1,selfindex-2") for n in (1, 8, 32)]
+LARGEST = [
+    ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 500 --kv f16"),
+    ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 1600 --kv antkv-1"),
+    ("8b.gguf", "-p 0 -n 16 -r 1 -d 1000000 --kv terse-2,terse-1"),
+    ("8b.gguf", "-p 0 -n 8 -r 1 -d 6000000 --kv antkv-1"),
+]
+
+
+def of_papers(benches):
+    return [f"{BENCH.format(model)} --codebook random {rest}".split() for model, rest in benches]
+
 
 # The commands of each part, by words; programs are those of the build.
 PARTS = {
@@ -96,7 +118,9 @@ PARTS = {
     "anchors": [["bench_anchors_cuda"]],
     "commvq": [["bench_commvq_cuda"]],
     "steps": [],
-    "papers": [f"{BENCH.format(model)} --codebook random {rest}".split() for model, rest in PAPERS],
+    "papers": of_papers(PAPERS),
+    "batches": of_papers(BATCHES),
+    "largest": of_papers(LARGEST),
     "prefill": [["prefill_attention.py"]],
     "sealing": [["bench_sealing_steps", "8b-8-layers.gguf", "32768", m, "cuda"] for m in SEALED],
     "divergence": [["divergence.py", "--chunks", "4", "--within", "1.02"]],
@@ -106,7 +130,7 @@ PARTS = {
 def step_commands(models):
     """The commands of part steps; depths are those that each model's context holds."""
     rest = "-p 0 -n 64 -r 4 --codebook none --kv " + ",".join(STEP_METHODS)
-    given = [("8b-8-layers.gguf", n, depths) for n, depths in STEP_BATCHES] + [(m, 1, "4096,16384,32000") for m in ["0.5b.gguf", *models]]
+    given = STEPS + [(m, 1, "4096,16384,32000") for m in models]
     return [f"{BENCH.format(model)} {rest} -np {n} -d {depths}".split() for model, n, depths in given]
 
 
@@ -320,16 +344,19 @@ def steps(printed):
     return ["model", "sequences x depth", *STEP_METHODS], rows
 
 
-def papers(printed):
-    found = benched(printed["papers"])
-    half = {(model, test): row["tokens_per_second"] for model, test, method, row in found if method == "f16"}
-    rows = []
-    for model, test, method, row in found:
-        rate = row["tokens_per_second"]
-        ms = "" if test.startswith("prompt") else f"{1e3 * row['sequences'] / rate:.2f}"
-        ratio = f"{rate / half[model, test]:.2f}" if method != "f16" and (model, test) in half else ""
-        rows.append([model, test, method, f"{row['kv_mib'] / 1024:,.2f}", f"{rate:,.1f}", ms, ratio])
-    return ["model", "sequences x depth", "KV", "GiB of KV", "tokens/s", "ms a step", "times f16"], rows
+def beside_f16(part):
+    def make(printed):
+        found = benched(printed[part])
+        half = {(model, test): row["tokens_per_second"] for model, test, method, row in found if method == "f16"}
+        rows = []
+        for model, test, method, row in found:
+            rate = row["tokens_per_second"]
+            ms = "" if test.startswith("prompt") else f"{1e3 * row['sequences'] / rate:.2f}"
+            ratio = f"{rate / half[model, test]:.2f}" if method != "f16" and (model, test) in half else ""
+            rows.append([model, test, method, f"{row['kv_mib'] / 1024:,.2f}", f"{rate:,.1f}", ms, ratio])
+        return ["model", "sequences x depth", "KV", "GiB of KV", "tokens/s", "ms a step", "times f16"], rows
+
+    return make
 
 
 def prefill(printed):
@@ -368,7 +395,9 @@ TABLES = {
     "million": ("reports/papers.md", ["heads"], million),
     "anchors": ("reports/papers.md", ["anchors"], anchors),
     "commvq": ("reports/papers.md", ["commvq"], commvq),
-    "papers": ("reports/papers.md", ["papers"], papers),
+    "papers": ("reports/papers.md", ["papers"], beside_f16("papers")),
+    "batches": ("reports/papers.md", ["batches"], beside_f16("batches")),
+    "largest": ("reports/papers.md", ["largest"], beside_f16("largest")),
 }
 
 

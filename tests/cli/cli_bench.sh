@@ -38,7 +38,7 @@ three=$(json "$work/out" 1 kv_mib) attention=$(json "$work/out" 1 attention_mb)
 works bench -p 0 -n 4 -d 256 -r 1 -o json
 near "$three" "$(awk -v one="$(json "$work/out" 0 kv_mib)" 'BEGIN { print 3 * one }')" 0.1 || fail "bytes of three: $three, of one: $(json "$work/out" 0)"
 near "$attention" "$(json "$work/out" 0 attention_mb)" 0.01 || fail "a token of three sequences reads $attention MB, one alone $(json "$work/out" 0)"
-refuses 'whole number from 1 to 1024' bench -np 0
+refuses 'whole number from 1 to 4096' bench -np 0
 
 refuses '--allow-longer-context' bench -p 0 -n 1 -r 1 -d 40000
 

@@ -36,6 +36,8 @@ PRINTED = {
     + json.dumps([{"model": "8B", "test": "tg64 @ d8192", "kv": "f16", "tokens_per_second": 100}]),
     "papers": json.dumps([{"model": "7B", "test": "tg32 x 4 @ d1024", "kv": kv, "kv_mib": 2048, "tokens_per_second": rate} for kv, rate in (("f16", 200), ("million-4", 400))])
     + json.dumps([{"model": "8B", "test": "pp131072", "kv": "antkv-1", "kv_mib": 512, "tokens_per_second": 12345.6}]),
+    "batches": json.dumps([{"model": "8B", "test": "tg32 x 32 @ d32768", "kv": "antkv-1", "kv_mib": 1024, "tokens_per_second": 3200}]),
+    "largest": json.dumps([{"model": "8B", "test": "tg4 x 500 @ d1024", "kv": "f16", "kv_mib": 72000, "tokens_per_second": 5000}]),
 }
 ROWS = {
     "attention": ["| PyTorch f16 | 7.3 | 19.1 | 51.0 |", "| f16 | 11.2 (0.65) | 19.8 (0.96) |", "| terse-4 | 14.6 (0.50) | 19.1 (1.00) |  |  |  |  |  | 62 to 77 % |"],
@@ -57,6 +59,8 @@ ROWS = {
         "| 7B | 4 x 1,024 | million-4 | 2.00 | 400.0 | 10.00 | 2.00 |",
         "| 8B | prompt of 131,072 | antkv-1 | 0.50 | 12,345.6 |  |  |",
     ],
+    "batches": ["| 8B | 32 x 32,768 | antkv-1 | 1.00 | 3,200.0 | 10.00 |  |"],
+    "largest": ["| 8B | 500 x 1,024 | f16 | 70.31 | 5,000.0 | 100.00 |  |"],
 }
 
 
