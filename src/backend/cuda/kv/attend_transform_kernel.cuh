@@ -449,10 +449,14 @@ ATTEND_APART void make_part_records_apart(const struct attend_decode &a, uint32_
     make_part_records(a, first_query, writes, m, positions);
 }
 
+/* Says of which kernels the last CTA of a row and KV head may merge: of those whose CTAs may be alone, since others have no registers for
+ * it while they read pages, and which have as many threads as merging takes. */
+template <int WARPS, int RESIDENT, bool SEVERAL> constexpr bool may_merge = WARPS * 32 == MERGE_THREADS &&RESIDENT == 1 && !SEVERAL;
+
 /* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring; a CTA reads so many parts
  * of a row and KV head that follow one another, as far as the row has them: one, unless SEVERAL, since that takes fewer registers.
- * `at_once` says that all CTAs have room, `alone` that each has a multiprocessor to itself. The kernel is launched early, behind
- * transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels do not write, the
+ * `at_once` says that all CTAs have room, `alone` that each has a multiprocessor to itself, `merges` that the last one of a row and KV head merges
+ * its parts, not another kernel. The kernel is launched early, behind transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels do not write, the
  * pages and their lists among it.
  *
  * OWN: no transform_runs_kernel comes before it. CTAs that read pages make the records of their runs and positions themselves; those of
@@ -461,7 +465,7 @@ ATTEND_APART void make_part_records_apart(const struct attend_decode &a, uint32_
 template <int HD, int NQ, int WARPS, int RESIDENT, bool SEVERAL, bool OWN>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
-                            uint32_t parts_of_cta, bool at_once, bool alone) {
+                            uint32_t parts_of_cta, bool at_once, bool alone, bool merges) {
     using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
@@ -476,8 +480,8 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     const transform_side<HD> keys = side_of<HD>(a, s, 0), values = side_of<HD>(a, s, 1);
 
     if (of_rows) {
-        let_next_kernel_begin();
-        /* The first time for what it leaves in the caches, as merge_transform_kernel does, rows but for the step's own among it: where
+        if (!merges) let_next_kernel_begin();
+            /* The first time for what it leaves in the caches, as merge_transform_kernel does, rows but for the step's own among it: where
          * all CTAs begin at once, else this one would hold up others. */
 #pragma unroll 1
         for (int pass = kernels_begin_early() && at_once ? 0 : 1; pass < 2; pass++) {
@@ -488,6 +492,8 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             }
             leave_rows<HD, NQ, WARPS>(a, s, pass, shared, parts);
             __syncthreads();
+            if constexpr (may_merge<WARPS, RESIDENT, SEVERAL>)
+                if (merges) merge_by_last<HD, NQ>(a, first_query, *values.view, pass, shared);
         }
     } else {
         plane_readers of_keys = load_readers<HD, layout::threads>(keys.view, shared);
@@ -518,8 +524,8 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
                                        position_row_bytes(a.pre_rope.pairs) + warp * position_angle_bytes(a.pre_rope.pairs));
         ring.wait_for_others();
-        let_next_kernel_begin();
-        /* The first time for what it leaves in the caches: a warp goes through its first page with whatever lies in the place of its run's
+        if (!merges) let_next_kernel_begin();
+            /* The first time for what it leaves in the caches: a warp goes through its first page with whatever lies in the place of its run's
          * record, leaves the page where it is, and asks for no other. A CTA with less than all registers would spill for that. */
 #pragma unroll 1
         for (int pass = RESIDENT == 1 && !SEVERAL && alone && kernels_begin_early() ? 0 : 1; pass < 2; pass++) {
@@ -589,14 +595,19 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
                 __syncthreads();
                 if (page > begin) ring.ask_after_sums(page);
             }
+            if constexpr (may_merge<WARPS, RESIDENT, SEVERAL>)
+                if (merges) merge_by_last<HD, NQ>(a, first_query, *values.view, pass, shared);
         }
     }
 }
 
+/* Returns whether one launch reads all pages. */
+inline bool has_one_rate(const struct attend_decode &a) { return !(a.rates & (a.rates - 1)); }
+
 /* Returns whether each CTA, those before and behind this kernel's among them, has a multiprocessor to itself. `preparing` says how many
  * come before, of a row and KV head. */
 inline bool ctas_are_alone(const struct attend_decode &a, uint32_t preparing) {
-    const uint32_t merging = 1, reading = a.splits + 1;
+    const uint32_t merging = has_one_rate(a) ? 0 : 1, reading = a.splits + 1;
     return a.n_rows * a.heads.kv_heads * (preparing + reading + merging) <=
            (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount);
 }
@@ -604,8 +615,8 @@ inline bool ctas_are_alone(const struct attend_decode &a, uint32_t preparing) {
 /* Returns whether CTAs that read pages make the records of their runs themselves: where they are alone, so that few of them have the same
  * runs, and one launch reads all pages. A row's CTA appends what only that row reads then, so that there is no other one. */
 inline bool make_own_records(const struct attend_decode &a) {
-    const bool one_rate = !(a.rates & (a.rates - 1)), appends_one = !a.append.q || a.n_rows == 1;
-    return one_rate && appends_one && !a.lists_written && parts_of_ctas(&a, 1) == 1 && ctas_are_alone(a, 0);
+    const bool appends_one = !a.append.q || a.n_rows == 1;
+    return has_one_rate(a) && appends_one && !a.lists_written && parts_of_ctas(&a, 1) == 1 && ctas_are_alone(a, 0);
 }
 
 template <int HD, int NQ, int WARPS, int RESIDENT, bool OWN = false>
@@ -616,7 +627,10 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
     const auto kernel = parts > 1 ? attend_transform_kernel<HD, NQ, WARPS, RESIDENT, !OWN, OWN>
                                   : attend_transform_kernel<HD, NQ, WARPS, RESIDENT, false, OWN>;
     const int rings = layout::rings(a->pre_rope.pairs), ring = (room - rings) / WARPS / 128 * 128,
-              bytes = rings + WARPS * ring + own_bytes;
+              read = rings + WARPS * ring + own_bytes, merged = merge_bytes<HD, NQ>(*a);
+    const bool alone = OWN || ctas_are_alone(*a, runs_shares<HD, NQ>(*a).x),
+               merges = may_merge<WARPS, RESIDENT, false> && parts == 1 && alone && has_one_rate(*a);
+    const int bytes = merges && merged > read ? merged : read;
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     uint32_t left = a->rates ? a->rates : 1;
     struct attend_decode own = *a;
@@ -627,11 +641,10 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
         own.rate = (uint32_t)__builtin_ctz(left);
         if (!OWN) result = launch_runs<HD, NQ>(&own, first_query, stream);
         if (result == cudaSuccess)
-            result =
-                launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, ctas + rows), dim3(WARPS * 32), bytes, stream, own,
-                             first_query, (uint32_t)ring, parts, at_once, OWN || ctas_are_alone(*a, runs_shares<HD, NQ>(*a).x));
+            result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, ctas + rows), dim3(WARPS * 32), bytes, stream, own,
+                                  first_query, (uint32_t)ring, parts, at_once, alone, merges);
     }
-    return result == cudaSuccess ? launch_merge<HD, NQ>(a, first_query, stream) : result;
+    return result == cudaSuccess && !merges ? launch_merge<HD, NQ>(a, first_query, stream) : result;
 }
 
 /* Launches two CTAs to a multiprocessor if they fit, else one, of as many warps as fit. Few CTAs, which are alone on theirs, may have all
