@@ -1,7 +1,6 @@
 /* A decoding step of several caches at once gives each bit for bit what it gets alone: caches of one method and of several, of different lengths, read in
  * different numbers of splits and of rope runs, of one token and of some,
- * with exact rows where they stood and elsewhere; some choose what they read. A step of one row gives the same whether its row is appended before or by
- * the CTA that reads it. */
+ * with exact rows where they stood and elsewhere; some choose what they read. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/batch.h"
 #include "backend/cuda/kv/ops.h"
@@ -61,14 +60,6 @@ static void fill(struct oracle *o, float *numbers, size_t n) {
     for (size_t i = 0; i < n; i++) numbers[i] = oracle_random(o);
 }
 
-static void fill_step(struct oracle *o, size_t rows, struct step_numbers *in) {
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        fill(o, in->q[layer], rows * Q_WIDTH);
-        fill(o, in->k[layer], rows * K_WIDTH);
-        fill(o, in->v[layer], rows * K_WIDTH);
-    }
-}
-
 /* A cache with the method of an oracle, and a prompt read. */
 static struct cache *cache_of(struct oracle *o, size_t length) {
     struct terse_error error;
@@ -104,12 +95,12 @@ static float *sent(const float *from, size_t floats) {
     return to;
 }
 
-/* A step of n caches, of so many tokens each as `of` says, `rows` in all. */
-static void step_together(const struct cache_shape *shape, struct cache *const *caches, const struct sequence *of, size_t n,
-                          size_t rows, const struct step_numbers *in, struct step_numbers *out) {
-    struct kv_batch batch = {caches, n, NULL};
+static void step_together(const struct cache_shape *shape, struct cache *const *caches, size_t rows, const struct step_numbers *in,
+                          struct step_numbers *out) {
+    struct kv_batch batch = {caches, SEQUENCES, NULL};
     assert_int_equal(batch_new(shape, &batch.memory, NULL), TERSE_OK);
-    for (size_t i = 0; i < n; i++) assert_int_equal(cuda_kv_ops.begin(caches[i], CACHE_STEP_DECODE, of[i].tokens, NULL), TERSE_OK);
+    for (size_t i = 0; i < SEQUENCES; i++)
+        assert_int_equal(cuda_kv_ops.begin(caches[i], CACHE_STEP_DECODE, sequences[i].tokens, NULL), TERSE_OK);
     assert_int_equal(cuda_kv_ops.join(&batch, NULL), TERSE_OK);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         float *q = sent(in->q[layer], rows * Q_WIDTH), *k = sent(in->k[layer], rows * K_WIDTH),
@@ -140,10 +131,14 @@ static void a_step_of_several_gives_each_what_it_gets_alone(void **state) {
         rows += sequences[i].tokens;
     }
     assert_true(rows <= ROWS_MOST);
-    fill_step(oracles[0], rows, &in);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        fill(oracles[0], in.q[layer], rows * Q_WIDTH);
+        fill(oracles[0], in.k[layer], rows * K_WIDTH);
+        fill(oracles[0], in.v[layer], rows * K_WIDTH);
+    }
     for (size_t i = 0, row = 0; i < SEQUENCES; row += sequences[i++].tokens)
         step_alone(oracles[i], caches[i], sequences[i].tokens, row, &in, &alone);
-    step_together(&oracles[0]->shape, caches, sequences, SEQUENCES, rows, &in, &together);
+    step_together(&oracles[0]->shape, caches, rows, &in, &together);
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         for (size_t i = 0, row = 0; i < SEQUENCES; row += sequences[i++].tokens)
             if (memcmp(alone.q[layer] + row * Q_WIDTH, together.q[layer] + row * Q_WIDTH,
@@ -152,34 +147,6 @@ static void a_step_of_several_gives_each_what_it_gets_alone(void **state) {
     for (size_t i = 0; i < SEQUENCES; i++) parts_destroy(caches[i]);
     for (size_t i = 0; i < SEQUENCES; i++)
         if (!i || oracles[i] != oracles[i - 1]) oracle_free(oracles[i]);
-}
-
-/* Where the device has a multiprocessor for each CTA, as the emulated one does here, the CTA that reads rows of halves appends the row, and those that
- * read pages prepare its queries. */
-static void a_row_is_appended_where_it_is_read(void **state) {
-    static const struct sequence of[] = {{"terse-4", 30, 1, 0}, {"terse-4", 700, 1, 0}, {"terse-4", 1900, 1, 0}};
-    static struct step_numbers in, before, within;
-    (void)state;
-    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
-        struct oracle *o = oracle_of(of[i].method, 0);
-        struct cache *cache = cache_of(o, of[i].length), *fork;
-        assert_int_equal(parts_fork(cache, &fork, NULL), TERSE_OK);
-        for (int step = 0; step < 2; step++) { /* the second one reads what the first appended */
-            fill_step(o, 1, &in);
-            step_cache(o->kv, fork, &o->shape, CACHE_STEP_DECODE, 1,
-                       &(struct step_rows){.k = in.k[0], .v = in.v[0], .q = in.q[0], .out = before.q[0], .apart = ROWS_MOST});
-            setenv("EMULATED_MULTIPROCESSORS", "1024", 1);
-            step_together(&o->shape, &cache, &of[i], 1, 1, &in, &within);
-            unsetenv("EMULATED_MULTIPROCESSORS");
-            assert_int_equal(cuda_kv_ops.commit(cache, NULL), TERSE_OK);
-            for (uint32_t layer = 0; layer < LAYERS; layer++)
-                if (memcmp(before.q[layer], within.q[layer], Q_WIDTH * sizeof(float)))
-                    fail_msg("%zu tokens, step %d, layer %u", of[i].length, step, layer);
-        }
-        parts_destroy(cache);
-        parts_destroy(fork);
-        oracle_free(o);
-    }
 }
 
 static void a_prompt_goes_by_itself(void **state) {
@@ -204,7 +171,6 @@ static void a_prompt_goes_by_itself(void **state) {
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_step_of_several_gives_each_what_it_gets_alone),
-                                       cmocka_unit_test(a_row_is_appended_where_it_is_read),
                                        cmocka_unit_test(a_prompt_goes_by_itself)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,7 @@ static __global__ void append_decode_kernel(struct append_decode a) {
     const struct sequence_view &s = a.sequences[query.sequence];
     let_next_kernel_begin();
     wait_for_kernels();
-    append_head(a, query, s, blockIdx.x, blockIdx.y * HEADS_OF_BLOCK + threadIdx.y, true);
+    append_head(a, query, s, blockIdx.x, blockIdx.y * HEADS_OF_BLOCK + threadIdx.y);
 }
 
 static dim3 block_of_heads(void) { return dim3(WARP, HEADS_OF_BLOCK); }

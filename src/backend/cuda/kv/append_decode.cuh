@@ -79,28 +79,27 @@ static __device__ void keep_unrotated(const struct sequence_view &s, const struc
     for (uint32_t c = threadIdx.x % WARP; c < h.head_dim; c += WARP) to[c] = __float2half_rn(row[c]);
 }
 
-/* Appends a head of a row, `query`, of sequence `s`: a query head, or, behind these, a KV head's key, or, behind all keys, its value. Unless it
- * `writes`, it does all but that. */
+/* Appends a head of a row, `query`, of sequence `s`: a query head, or, behind these, a KV head's key, or, behind all keys, its value. */
 static __device__ void append_head(const struct append_decode &a, const struct query_row_view &query, const struct sequence_view &s,
-                                   uint32_t row, uint32_t head, bool writes) {
+                                   uint32_t row, uint32_t head) {
     const uint32_t hd = a.heads.head_dim, query_heads = a.q ? a.heads.query_heads : 0, kv_heads = a.k ? a.heads.kv_heads : 0;
     float zeros = 0; /* NaN once a number is not finite */
     if (head < query_heads) {
         const size_t at = ((size_t)row * query_heads + head) * hd;
         const float *q = a.q + at;
         float *rotated = a.rotated + at;
-        if (writes && a.q_exact) rotate_exact(a, s, row, head, q);
+        if (a.q_exact) rotate_exact(a, s, row, head, q);
         rotate_row(a.rotary, hd, query.position, q, [&](uint32_t c, float x) {
-            if (writes) rotated[c] = x;
+            rotated[c] = x;
             zeros += x * 0;
         });
     } else if (head < query_heads + kv_heads) {
         head -= query_heads;
         __half *to = place_of(s, a.heads, a.layer, head, 0, query.position);
         const float *k = a.k + ((size_t)row * kv_heads + head) * hd;
-        if (writes) keep_unrotated(s, a.heads, a.layer, head, query.position, k);
+        keep_unrotated(s, a.heads, a.layer, head, query.position, k);
         rotate_row(a.rotary, hd, query.position, k, [&](uint32_t c, float x) {
-            if (writes) to[c] = __float2half_rn(x);
+            to[c] = __float2half_rn(x);
             zeros += x * 0;
         });
     } else if (head < query_heads + 2 * kv_heads) {
@@ -108,11 +107,11 @@ static __device__ void append_head(const struct append_decode &a, const struct q
         __half *to = place_of(s, a.heads, a.layer, head, 1, query.position);
         const float *v = a.v + ((size_t)row * kv_heads + head) * hd;
         for (uint32_t c = threadIdx.x % WARP; c < hd; c += WARP) {
-            if (writes) to[c] = __float2half_rn(v[c]);
+            to[c] = __float2half_rn(v[c]);
             zeros += v[c] * 0;
         }
     }
-    if (writes) note(a, zeros);
+    note(a, zeros);
 }
 
 #endif

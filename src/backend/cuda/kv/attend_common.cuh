@@ -698,31 +698,23 @@ ATTEND_INLINE void leave_part(const struct attend_decode &a, const struct share 
     }
 }
 
-/* Says, by all threads of a CTA, that so many of the query row's and KV head's parts have been left. Returns whether these were the last
- * of `all`, which may then be read, but not through the caches of a multiprocessor. `memory` is shared, which no thread reads until it
- * is here. */
-ATTEND_INLINE bool arrive_last(const struct attend_decode &a, const struct share &s, uint32_t count, uint32_t all,
-                               uint8_t *memory) {
+/* Says, by all threads of a CTA, that so many parts have been left; the last CTA of the query row and KV head writes the output. `memory`
+ * is shared, THREADS * 24 bytes, which no thread reads until it is here. */
+template <int HD, int THREADS>
+ATTEND_INLINE void arrive(const struct attend_decode &a, const struct share &s, uint32_t count, uint8_t *memory) {
+    if (s.parts == 1) return;
     __threadfence();
     __syncthreads();
     unsigned *last = reinterpret_cast<unsigned *>(memory);
     if (threadIdx.x == 0) {
         uint32_t *arrived = a.arrived + s.row * a.heads.kv_heads + s.head;
-        *last = atomicAdd(arrived, count) == all - count;
+        *last = atomicAdd(arrived, count) == s.parts - count;
         if (*last) *arrived = 0;
     }
     __syncthreads();
-    if (!*last) return false;
+    if (!*last) return;
     __threadfence();
     __syncthreads(); /* `last` is read */
-    return true;
-}
-
-/* Says, by all threads of a CTA, that so many parts have been left; the last CTA of the query row and KV head writes the output. `memory`
- * is shared, THREADS * 24 bytes, which no thread reads until it is here. */
-template <int HD, int THREADS>
-ATTEND_INLINE void arrive(const struct attend_decode &a, const struct share &s, uint32_t count, uint8_t *memory) {
-    if (s.parts == 1 || !arrive_last(a, s, count, s.parts, memory)) return;
     merge_parts<HD, THREADS>(a, s, part_memory_of<HD>(a, s), memory);
 }
 

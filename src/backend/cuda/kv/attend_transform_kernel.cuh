@@ -62,14 +62,11 @@ ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) 
 /* A ring has one or two of a warp's pages in shared memory: a slot of keys and one of values each. As soon as a slot has been read,
  * it is filled with the page after the other's. Behind all slots lie as many records of runs. Pages of one run follow one another, and
  * read the record that was loaded with the first of them. The first pages are asked for before the records of their runs are there,
- * which another kernel writes. OWN: the CTA makes those of its runs by itself, where they have room in a table that all warps read, and
- * no record is loaded.
+ * which another kernel writes.
  *
  * When a part ends, its sums take the last bytes of the slot that was read last: those of its values, if they suffice, so that the next
  * keys are copied meanwhile; else those of its keys too, and in a ring of one page, where a slot may not suffice, the record's. */
-template <int HD, int NQ, bool OWN = false> struct transform_ring {
-    static constexpr uint32_t place_bits = OWN ? 16 : 1;
-
+template <int HD, int NQ> struct transform_ring {
     struct listed_pages listed;
     struct warp_pages pages;
     const struct place_view *place;
@@ -81,10 +78,9 @@ template <int HD, int NQ, bool OWN = false> struct transform_ring {
     uint32_t sums;                                 /* where in a slot they begin */
     uint32_t depth;                                /* 1 or 2 */
     uint32_t loaded;                               /* run_of_lane of the page that was asked for last */
-    uint32_t places; /* which record the pages read that were asked for; the last one's are the lowest bits */
-    uint32_t table;  /* of the CTA's own runs' records, from first_run on; 0: there is none */
-    const uint8_t *keys_of_lane, *values_of_lane; /* page 32 i + lane's */
-    uint32_t run_of_lane;                         /* offset of its run's record, in words, or its number in the table */
+    uint32_t places;                               /* which record the pages read that were asked for: bit i of the last but i */
+    const uint8_t *keys_of_lane, *values_of_lane;  /* page 32 i + lane's */
+    uint32_t run_of_lane;                          /* offset of its run's record, in words */
 
     ATTEND_INLINE void set_room(uint32_t memory, uint32_t room, uint32_t key_nibbles, uint32_t value_nibbles, uint32_t key_planes,
                                 uint32_t sum_bytes) {
@@ -112,26 +108,22 @@ template <int HD, int NQ, bool OWN = false> struct transform_ring {
     }
 
     /* Returns the record that the page reads which was asked for before the last `later` ones. */
-    ATTEND_INLINE uint32_t record(uint32_t later) const {
-        const uint32_t first = OWN && table ? table : base + depth * bytes;
-        return first + (places >> place_bits * later & ((1u << place_bits) - 1)) * 16 * record_units;
-    }
+    ATTEND_INLINE uint32_t record(uint32_t later) const { return base + depth * bytes + (places >> later & 1) * 16 * record_units; }
 
     /* Chooses the record of a page that is asked for; returns whether its run has to be loaded there. */
     ATTEND_INLINE bool choose_record(uint32_t page) {
         const uint32_t run = uniform(__shfl_sync(ALL_LANES, run_of_lane, page % 32));
         const bool other = page < n && run != loaded;
-        const uint32_t place = OWN && table ? run : (places ^ (other ? depth - 1 : 0)) & 1;
-        places = places << place_bits | place;
+        places = places << 1 | ((places ^ (other ? depth - 1 : 0)) & 1);
         if (other) loaded = run;
-        return other && !(OWN && table);
+        return other;
     }
 
     ATTEND_INLINE void copy_keys(uint32_t page) {
         if (page % 32 == 0) {
             const struct page_set_view set = listed.set(pages.entry(min(page + lane_id(), n - 1)));
             keys_of_lane = page_address(&set, place, 0), values_of_lane = page_address(&set, place, 1);
-            run_of_lane = (run_of(set.first) - first_run) / run_tokens * (OWN && table ? 1 : run_record_words(NQ, HD / 2));
+            run_of_lane = (run_of(set.first) - first_run) / run_tokens * run_record_words(NQ, HD / 2);
         }
         const uint8_t *const from = of(keys_of_lane, page);
         const uint32_t to = slot(page);
@@ -177,7 +169,7 @@ template <int HD, int NQ, bool OWN = false> struct transform_ring {
     /* Loads the records that `start` left out. It does not copy them asynchronously: such copies would be waited for behind all of
      * the first pages. */
     ATTEND_INLINE void fetch_first_records() const {
-        const bool two = depth == 2 && (places ^ places >> place_bits) & 1; /* runs */
+        const bool two = depth == 2 && (places ^ places >> 1) & 1; /* runs */
         const uint32_t pages = two ? 2 : n ? 1 : 0, lane = 4 * lane_id();
         const uint32_t *const from[2] = {records + __shfl_sync(ALL_LANES, run_of_lane, 0) + lane,
                                          records + __shfl_sync(ALL_LANES, run_of_lane, 1) + lane};
@@ -415,57 +407,15 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
     return {to, planes, uniform(view->layout.nibbles) * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0, 0, 0};
 }
 
-/* Returns the runs of the pages of a CTA's only part. */
-ATTEND_INLINE run_span part_runs(const struct attend_decode &a, const struct share &s) {
-    const struct listed_pages listed = listed_from(s, 0, 1);
-    uint32_t first, end;
-    share_pages(s, first, end);
-    return first < end ? run_span::between(a, listed.set(first).first, listed.set(end - 1).first) : run_span{0, 0};
-}
-
-/* Makes the records of a CTA's only part, and its positions (make_own_records): in the table behind `m`, if that has room for all of them, else
- * where transform_runs_kernel would. It finds the part by itself, so that the caller need not keep registers for this while it reads
- * pages. */
-template <int HD, int NQ>
-ATTEND_INLINE void make_part_records(const struct attend_decode &a, uint32_t first_query, bool writes,
-                                     runs_memory<HD, NQ, OWN_RUNS> &m, uint32_t *positions) {
-    struct share s;
-    share_of(a, blockIdx.z, blockIdx.x, blockIdx.y, s);
-    take_rate(a, s);
-    take_heads(s, first_query, 4 * NQ);
-    const run_span runs = part_runs(a, s);
-    record_row records = {reinterpret_cast<uint32_t *>(&m + 1), run_record_words(NQ, side_of<HD>(a, s, 0).view->layout.planes)};
-    if (runs.n > OWN_RUNS) {
-        const uint32_t before = (runs.first - run_of(first_listed(s)) / ROPE_RUN_TOKENS) / a.run_step;
-        records = {run_record<HD, NQ>(a, s, before), run_record_words(NQ, HD / 2)};
-    }
-    make_own_records(a, s, runs, writes, m, positions, records);
-}
-
-/* Does the same apart: with more than 64 channels what is inlined would make the kernel spill while it reads pages. */
-template <int HD, int NQ>
-ATTEND_APART void make_part_records_apart(const struct attend_decode &a, uint32_t first_query, bool writes, own_memory<HD, NQ> &m,
-                                          uint32_t *positions) {
-    make_part_records(a, first_query, writes, m, positions);
-}
-
-/* Says of which kernels the last CTA of a row and KV head may merge: of those whose CTAs may be alone, since others have no registers for
- * it while they read pages, and which have as many threads as merging takes. */
-template <int WARPS, int RESIDENT, bool SEVERAL> constexpr bool may_merge = WARPS * 32 == MERGE_THREADS &&RESIDENT == 1 && !SEVERAL;
-
 /* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring; a CTA reads so many parts
  * of a row and KV head that follow one another, as far as the row has them: one, unless SEVERAL, since that takes fewer registers.
- * `at_once` says that all CTAs have room, `alone` that each has a multiprocessor to itself, `merges` that the last one of a row and KV head merges
- * its parts, not another kernel. The kernel is launched early, behind transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels do not write, the
- * pages and their lists among it.
- *
- * OWN: no transform_runs_kernel comes before it. CTAs that read pages make the records of their runs and positions themselves; those of
- * more runs than have room in shared memory lie where that kernel writes them, the same by each CTA that has pages of a run. The CTA that
- * reads rows appends those of the step. */
-template <int HD, int NQ, int WARPS, int RESIDENT, bool SEVERAL, bool OWN>
+ * `at_once` says that all CTAs have room, `alone` that each has a multiprocessor to itself. The kernel is launched early, behind
+ * transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels do not write, the
+ * pages and their lists among it. */
+template <int HD, int NQ, int WARPS, int RESIDENT, bool SEVERAL>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
-                            uint32_t parts_of_cta, bool at_once, bool alone, bool merges) {
+                            uint32_t parts_of_cta, bool at_once, bool alone) {
     using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
@@ -480,20 +430,14 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     const transform_side<HD> keys = side_of<HD>(a, s, 0), values = side_of<HD>(a, s, 1);
 
     if (of_rows) {
-        if (!merges) let_next_kernel_begin();
-            /* The first time for what it leaves in the caches, as merge_transform_kernel does, rows but for the step's own among it: where
+        let_next_kernel_begin();
+        /* The first time for what it leaves in the caches, as merge_transform_kernel does, rows but for the step's own among it: where
          * all CTAs begin at once, else this one would hold up others. */
 #pragma unroll 1
         for (int pass = kernels_begin_early() && at_once ? 0 : 1; pass < 2; pass++) {
             if (pass) wait_for_kernels();
-            if (OWN && a.append.q) {
-                append_heads(a.append, s.row, s.first_head, s.group, pass);
-                __syncthreads(); /* these rows are read */
-            }
             leave_rows<HD, NQ, WARPS>(a, s, pass, shared, parts);
             __syncthreads();
-            if constexpr (may_merge<WARPS, RESIDENT, SEVERAL>)
-                if (merges) merge_by_last<HD, NQ>(a, first_query, *values.view, pass, shared);
         }
     } else {
         plane_readers of_keys = load_readers<HD, layout::threads>(keys.view, shared);
@@ -506,15 +450,11 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         commit_copies();
         const struct warp_pages pages(s, SEVERAL ? uniform(min(parts_of_cta, s.parts - s.part)) : 1, warp, WARPS);
         const struct listed_pages listed = listed_from(s, 0, 1);
-        transform_ring<HD, NQ, OWN> ring = {listed, pages};
-        const run_span runs = OWN ? part_runs(a, s) : run_span{0, 0};
-        auto *const own = reinterpret_cast<own_memory<HD, NQ> *>(shared + layout::rings(a.pre_rope.pairs) + WARPS * ring_bytes);
-        ring.table = OWN && runs.n <= OWN_RUNS ? shared_address(own + 1) : 0;
+        transform_ring<HD, NQ> ring = {listed, pages};
         ring.n = pages.end_of(pages.parts - 1);
         ring.place = (s.sequence->rates[a.rate].places ? s.sequence->rates[a.rate].places : a.places) +
                      (size_t)a.layer * a.heads.kv_heads + s.head;
-        ring.first_run = uniform(OWN && ring.table ? runs.first * ROPE_RUN_TOKENS : s.n_pages ? run_of(first_listed(s)) : 0);
-        ring.run_tokens = a.run_step * ROPE_RUN_TOKENS;
+        ring.first_run = uniform(s.n_pages ? run_of(first_listed(s)) : 0), ring.run_tokens = a.run_step * ROPE_RUN_TOKENS;
         ring.records = run_record<HD, NQ>(a, s, 0);
         ring.set_room(shared_address(shared) + layout::rings(a.pre_rope.pairs) + warp * ring_bytes, ring_bytes,
                       uniform(keys.view->layout.nibbles), uniform(values.view->layout.nibbles), of_keys.planes,
@@ -524,19 +464,12 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
                                        position_row_bytes(a.pre_rope.pairs) + warp * position_angle_bytes(a.pre_rope.pairs));
         ring.wait_for_others();
-        if (!merges) let_next_kernel_begin();
-            /* The first time for what it leaves in the caches: a warp goes through its first page with whatever lies in the place of its run's
+        let_next_kernel_begin();
+        /* The first time for what it leaves in the caches: a warp goes through its first page with whatever lies in the place of its run's
          * record, leaves the page where it is, and asks for no other. A CTA with less than all registers would spill for that. */
 #pragma unroll 1
         for (int pass = RESIDENT == 1 && !SEVERAL && alone && kernels_begin_early() ? 0 : 1; pass < 2; pass++) {
-            if constexpr (OWN) {
-                static_assert(WARPS == RUNS_WARPS, "warps that make records");
-                uint32_t *const of_positions = reinterpret_cast<uint32_t *>(positions);
-                if constexpr (HD == 64)
-                    make_part_records<HD, NQ>(a, first_query, pass, *own, of_positions);
-                else
-                    make_part_records_apart<HD, NQ>(a, first_query, pass, *own, of_positions);
-            } else if (pass) {
+            if (pass) {
                 wait_for_kernels();
                 /* A thread asks for its first unit of positions before records are fetched, so that both take one trip to the L2. */
                 const uint32_t *const of_positions = position_record<HD, NQ>(a, s);
@@ -549,7 +482,6 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
                     fetch_positions<layout::threads>(of_positions, layout::threads, units, shared_address(positions));
             }
             __syncthreads(); /* readers and positions are there */
-            if (OWN && pass && !ring.table) ring.fetch_first_records();
 
             struct page_of_lane of_lane;
             const float *const slopes = a.heads.slopes ? a.heads.slopes + s.first_head : nullptr;
@@ -595,42 +527,24 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
                 __syncthreads();
                 if (page > begin) ring.ask_after_sums(page);
             }
-            if constexpr (may_merge<WARPS, RESIDENT, SEVERAL>)
-                if (merges) merge_by_last<HD, NQ>(a, first_query, *values.view, pass, shared);
         }
     }
 }
 
-/* Returns whether one launch reads all pages. */
-inline bool has_one_rate(const struct attend_decode &a) { return !(a.rates & (a.rates - 1)); }
-
-/* Returns whether each CTA, those before and behind this kernel's among them, has a multiprocessor to itself. `preparing` says how many
- * come before, of a row and KV head. */
-inline bool ctas_are_alone(const struct attend_decode &a, uint32_t preparing) {
-    const uint32_t merging = has_one_rate(a) ? 0 : 1, reading = a.splits + 1;
-    return a.n_rows * a.heads.kv_heads * (preparing + reading + merging) <=
+/* Returns whether each CTA, those before and behind this kernel's among them, has a multiprocessor to itself. */
+template <int HD, int NQ> bool ctas_are_alone(const struct attend_decode &a) {
+    const uint32_t merging = 1, reading = a.splits + 1;
+    return a.n_rows * a.heads.kv_heads * (runs_shares<HD, NQ>(a).x + reading + merging) <=
            (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount);
 }
 
-/* Returns whether CTAs that read pages make the records of their runs themselves: where they are alone, so that few of them have the same
- * runs, and one launch reads all pages. A row's CTA appends what only that row reads then, so that there is no other one. */
-inline bool make_own_records(const struct attend_decode &a) {
-    const bool appends_one = !a.append.q || a.n_rows == 1;
-    return has_one_rate(a) && appends_one && !a.lists_written && parts_of_ctas(&a, 1) == 1 && ctas_are_alone(a, 0);
-}
-
-template <int HD, int NQ, int WARPS, int RESIDENT, bool OWN = false>
-cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first_query, int room, cudaStream_t stream,
-                                   int own_bytes = 0) {
+template <int HD, int NQ, int WARPS, int RESIDENT>
+cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first_query, int room, cudaStream_t stream) {
     using layout = transform_shared<HD, NQ, WARPS>;
     const uint32_t parts = parts_of_ctas(a, RESIDENT), ctas = (a->splits + parts - 1) / parts;
-    const auto kernel = parts > 1 ? attend_transform_kernel<HD, NQ, WARPS, RESIDENT, !OWN, OWN>
-                                  : attend_transform_kernel<HD, NQ, WARPS, RESIDENT, false, OWN>;
-    const int rings = layout::rings(a->pre_rope.pairs), ring = (room - rings) / WARPS / 128 * 128,
-              read = rings + WARPS * ring + own_bytes, merged = merge_bytes<HD, NQ>(*a);
-    const bool alone = OWN || ctas_are_alone(*a, runs_shares<HD, NQ>(*a).x),
-               merges = may_merge<WARPS, RESIDENT, false> && parts == 1 && alone && has_one_rate(*a);
-    const int bytes = merges && merged > read ? merged : read;
+    const auto kernel = parts > 1 ? attend_transform_kernel<HD, NQ, WARPS, RESIDENT, true>
+                                  : attend_transform_kernel<HD, NQ, WARPS, RESIDENT, false>;
+    const int rings = layout::rings(a->pre_rope.pairs), ring = (room - rings) / WARPS / 128 * 128, bytes = rings + WARPS * ring;
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     uint32_t left = a->rates ? a->rates : 1;
     struct attend_decode own = *a;
@@ -639,12 +553,12 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
     for (bool rows = true; left && result == cudaSuccess;
          left &= left - 1, rows = false) { /* the first reads rows of halves, too */
         own.rate = (uint32_t)__builtin_ctz(left);
-        if (!OWN) result = launch_runs<HD, NQ>(&own, first_query, stream);
+        result = launch_runs<HD, NQ>(&own, first_query, stream);
         if (result == cudaSuccess)
             result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, ctas + rows), dim3(WARPS * 32), bytes, stream, own,
-                                  first_query, (uint32_t)ring, parts, at_once, alone, merges);
+                                  first_query, (uint32_t)ring, parts, at_once, ctas_are_alone<HD, NQ>(*a));
     }
-    return result == cudaSuccess && !merges ? launch_merge<HD, NQ>(a, first_query, stream) : result;
+    return result == cudaSuccess ? launch_merge<HD, NQ>(a, first_query, stream) : result;
 }
 
 /* Launches two CTAs to a multiprocessor if they fit, else one, of as many warps as fit. Few CTAs, which are alone on theirs, may have all
@@ -662,15 +576,10 @@ template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decod
     const int room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
               half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - reserved;
     const int padded = (page + 127) / 128 * 128;
-    const int own = (int)(sizeof(own_memory<HD, NQ>) + OWN_RUNS * run_record_words(NQ, planes[0]) * 4), beside = room - own,
-              rings = bound == 2 && half < beside ? half : beside; /* not more than that, for the caches' sake */
-    if (make_own_records(*a) && transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs) <= rings)
-        return launch_transform_warps<HD, NQ, 8, 1, true>(a, first_query, rings, stream, own);
     if constexpr (bound == 2)
         if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs) <= half)
-            return ctas_are_alone(*a, runs_shares<HD, NQ>(*a).x)
-                       ? launch_transform_warps<HD, NQ, 8, 1>(a, first_query, half, stream)
-                       : launch_transform_warps<HD, NQ, 8, 2>(a, first_query, half, stream);
+            return ctas_are_alone<HD, NQ>(*a) ? launch_transform_warps<HD, NQ, 8, 1>(a, first_query, half, stream)
+                                              : launch_transform_warps<HD, NQ, 8, 2>(a, first_query, half, stream);
     if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs) <= room)
         return launch_transform_warps<HD, NQ, 8, 1>(a, first_query, room, stream);
     /* Pages of 8 bits to a component fit the 99 KiB of compute capability 8.6 with 8 warps of 64 channels, 4 of 128, 2 of 256. */

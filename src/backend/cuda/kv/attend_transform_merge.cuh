@@ -1,5 +1,4 @@
-/* Merges the parts that CTAs of attend_transform_kernel.cuh leave in memory: a CTA for each query row and KV head, the last of those that
- * read them, where each has a multiprocessor to itself, else one of a kernel of its own.
+/* Merges the parts that CTAs of attend_transform_kernel.cuh leave in memory: a CTA for each query row and KV head.
  *
  * Where kernels begin early it merges twice: before the parts are there it merges whatever lies in their place, and writes nothing. Then the
  * multiprocessor's caches have what does not depend on the parts: the basis, and the instructions, some 30 KB, each of which is executed
@@ -47,7 +46,8 @@ template <int HD, int NQ> struct merge_memory {
     float4 totals[4 * NQ]; /* of a query: the rows' factor, weights of rows in pages less the mean, 1 / all weights, 0 */
 };
 
-/* Computes the factors of `n` parts, a warp for each query. A learned sink is among all weights; the logarithm of their sum is left. */
+/* Computes the factors of `n` parts, a warp for each query. A learned sink is among all weights. The logarithm of their sum is left where
+ * `ends` says that the parts are there. */
 template <int HD, int NQ>
 ATTEND_INLINE void weigh_parts(const struct attend_decode &a, const struct share &s, const transform_parts<HD> &parts, uint32_t n,
                                bool ends, merge_memory<HD, NQ> &m, float *factors) {
@@ -61,8 +61,7 @@ ATTEND_INLINE void weigh_parts(const struct attend_decode &a, const struct share
                         before = now == -INFINITY ? 0 : exp2_fast(most - now);
             weights = weights * before + own * state.y, of_mean = of_mean * before + own * state.z;
             if (!part) of_rows = state.y;
-            if (ends) factors[part * parts.group + query] = state.x;
-            most = now;
+            factors[part * parts.group + query] = state.x, most = now;
         }
         const float of_lane = most;
         for (int o = 16; o; o /= 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, o));
@@ -76,14 +75,13 @@ ATTEND_INLINE void weigh_parts(const struct attend_decode &a, const struct share
         }
         float rows_factor = 0;
         for (unsigned part = lane_id(); part < n; part += 32) {
-            float &to = factors[part * parts.group + query];
-            const float factor = most == -INFINITY ? 0 : exp2_fast(to - most);
-            if (ends) to = factor;
+            float &factor = factors[part * parts.group + query];
+            factor = most == -INFINITY ? 0 : exp2_fast(factor - most);
             if (!part) rows_factor = factor;
         }
         const float of_sink = sink == -INFINITY ? 0 : exp2_fast(sink - most),
                     all = weights + of_rows * rows_factor + of_sink; /* of lane 0 alone */
-        if (lane_id() == 0 && ends) m.totals[query] = make_float4(rows_factor, of_mean, all > 0 ? 1 / all : 0, 0);
+        if (lane_id() == 0) m.totals[query] = make_float4(rows_factor, of_mean, all > 0 ? 1 / all : 0, 0);
         if (lane_id() == 0 && ends) leave_log_sum(a, s, query, most, all);
     }
 }
@@ -111,7 +109,7 @@ ATTEND_INLINE void load_parts(const transform_parts<HD> &parts, uint32_t n, cons
 /* Sums by component. `x` has the first loads of the thread's first item. */
 template <int HD, int NQ>
 ATTEND_INLINE void add_parts(const transform_parts<HD> &parts, uint32_t n, const merge_items &of, loaded_parts<HD> &x,
-                             const float *factors, bool ends, merge_memory<HD, NQ> &m) {
+                             const float *factors, merge_memory<HD, NQ> &m) {
     constexpr unsigned at_once = merge_shape<HD>::parts_at_once;
 #pragma unroll 1
     for (unsigned base = 0; base < of.n; base += of.width) {
@@ -128,19 +126,18 @@ ATTEND_INLINE void add_parts(const transform_parts<HD> &parts, uint32_t n, const
         }
         if (of.ranks > 1) {
             __syncthreads();
-            if (ends) m.sums[threadIdx.x] = sum;
+            m.sums[threadIdx.x] = sum;
             __syncthreads();
         }
         if (!of.has(i) || of.rank) continue;
         for (unsigned r = 1; r < of.ranks; r++) add_scaled(sum, 1, m.sums[threadIdx.x + r * of.width]);
         float(*const to)[4 * NQ] = m.components + 4 * quad;
-        if (ends) to[0][query] = sum.x, to[1][query] = sum.y, to[2][query] = sum.z, to[3][query] = sum.w;
+        to[0][query] = sum.x, to[1][query] = sum.y, to[2][query] = sum.z, to[3][query] = sum.w;
     }
 }
 
 /* Multiplies, by a thread, a section of the components by eight channels of the basis. */
-template <int HD, int NQ>
-ATTEND_INLINE void multiply_section(const struct transform_view &view, bool ends, merge_memory<HD, NQ> &m) {
+template <int HD, int NQ> ATTEND_INLINE void multiply_section(const struct transform_view &view, merge_memory<HD, NQ> &m) {
     using shape = merge_shape<HD>;
     const unsigned octet = threadIdx.x % shape::octets, section = threadIdx.x / shape::octets, first = section * shape::rows;
     if (section >= shape::sections) return;
@@ -160,89 +157,64 @@ ATTEND_INLINE void multiply_section(const struct transform_view &view, bool ends
 #pragma unroll
     for (int q = 0; q < 4 * NQ; q++) {
         float4 *const to = reinterpret_cast<float4 *>(m.by_section[section][q] + 8 * octet);
-        if (ends) to[0] = make_float4(x[q][0], x[q][1], x[q][2], x[q][3]), to[1] = make_float4(x[q][4], x[q][5], x[q][6], x[q][7]);
+        to[0] = make_float4(x[q][0], x[q][1], x[q][2], x[q][3]), to[1] = make_float4(x[q][4], x[q][5], x[q][6], x[q][7]);
     }
 }
 
-/* Merges, by MERGE_THREADS threads, the `n` parts of a row and KV head, whose values' basis and mean are those of `view`, and writes
- * out[G][HD] of its queries. All of that is written only where `ends` says that the parts are there, shared memory, too. */
-template <int HD, int NQ>
-ATTEND_INLINE void merge_row(const struct attend_decode &a, const struct share &s, const struct transform_view &view, uint32_t n,
-                             bool ends, merge_memory<HD, NQ> &m) {
-    constexpr unsigned outputs = (4 * NQ * HD + MERGE_THREADS - 1) / MERGE_THREADS; /* of a thread, every MERGE_THREADS-th */
-    const transform_parts<HD> parts = transform_parts_of<HD>(a, s);
-    const merge_items items(parts.group * (HD / 4));
-    float *const factors = reinterpret_cast<float *>(&m + 1), *const out = a.out + queries_at<HD>(a, s);
-    float rows[outputs];
-    loaded_parts<HD> first;
-    load_parts(parts, n, items, items.first(), 1 + items.rank, first);
-#pragma unroll
-    for (unsigned k = 0; k < outputs; k++) {
-        const unsigned i = threadIdx.x + k * MERGE_THREADS;
-        rows[k] = i < parts.group * HD ? __ldcg(reinterpret_cast<const float *>(parts.of(0, 0)) + i) : 0;
-    }
-    weigh_parts(a, s, parts, n, ends, m, factors);
-    __syncthreads();
-    if (ends) let_next_kernel_begin(); /* not before: weights that it asks for would delay all that is loaded here */
-    add_parts(parts, n, items, first, factors, ends, m);
-    __syncthreads();
-    multiply_section(view, ends, m);
-    __syncthreads();
-#pragma unroll
-    for (unsigned k = 0; k < outputs; k++) {
-        const unsigned i = threadIdx.x + k * MERGE_THREADS, query = i / HD, channel = i % HD;
-        if (i >= parts.group * HD) continue;
-        const float4 total = m.totals[query];
-        float sum = __ldg(view.mean + channel) * total.y + total.x * rows[k];
-#pragma unroll
-        for (unsigned from = 0; from < merge_shape<HD>::sections; from++) sum += m.by_section[from][query][channel];
-        if (ends) out[i] = sum * total.z;
-    }
-}
-
-/* Finds the row and KV head that a CTA merges the parts of, for query heads first_query .. of each group, at most 4 NQ. */
-template <int NQ> ATTEND_INLINE struct share merged_share(const struct attend_decode &a, uint32_t first_query) {
-    struct share s;
-    share_of(a, 0, blockIdx.x, blockIdx.y, s);
-    take_heads(s, first_query, 4 * NQ);
-    return s;
-}
-
+/* Writes out[G][HD] of query heads first_query .. of each group, at most 4 NQ. */
 template <int HD, int NQ>
 __global__ void __launch_bounds__(MERGE_THREADS, 2)
     merge_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query) {
     extern __shared__ __align__(16) uint8_t shared_bytes[];
-    const struct share s = merged_share<NQ>(a, first_query);
-    const struct transform_view &view = *side_of<HD>(a, s, 1).view;
+    auto &m = *reinterpret_cast<merge_memory<HD, NQ> *>(shared_bytes);
+    float *const factors = reinterpret_cast<float *>(&m + 1);
+    constexpr unsigned outputs = (4 * NQ * HD + MERGE_THREADS - 1) / MERGE_THREADS; /* of a thread, every MERGE_THREADS-th */
+    struct share s;
+    share_of(a, 0, blockIdx.x, blockIdx.y, s);
+    take_heads(s, first_query, 4 * NQ);
+    const transform_parts<HD> parts = transform_parts_of<HD>(a, s);
+    const uint32_t n = s.parts + 1;
+    const transform_side<HD> values = side_of<HD>(a, s, 1);
+    const merge_items items(parts.group * (HD / 4));
+    float rows[outputs];
+    loaded_parts<HD> first;
+    float *const out = a.out + queries_at<HD>(a, s);
 #pragma unroll 1
     for (int pass = kernels_begin_early() ? 0 : 1; pass < 2; pass++) {
         if (pass) wait_for_kernels();
-        merge_row(a, s, view, s.parts + 1, pass, *reinterpret_cast<merge_memory<HD, NQ> *>(shared_bytes));
+        load_parts(parts, n, items, items.first(), 1 + items.rank, first);
+#pragma unroll
+        for (unsigned k = 0; k < outputs; k++) {
+            const unsigned i = threadIdx.x + k * MERGE_THREADS;
+            rows[k] = i < parts.group * HD ? __ldcg(reinterpret_cast<const float *>(parts.of(0, 0)) + i) : 0;
+        }
+        weigh_parts(a, s, parts, n, pass, m, factors);
+        __syncthreads();
+        if (pass) let_next_kernel_begin(); /* not before: weights that it asks for would delay all that is loaded here */
+        add_parts(parts, n, items, first, factors, m);
+        __syncthreads();
+        multiply_section(*values.view, m);
+        __syncthreads();
+#pragma unroll
+        for (unsigned k = 0; k < outputs; k++) {
+            const unsigned i = threadIdx.x + k * MERGE_THREADS, query = i / HD, channel = i % HD;
+            if (i >= parts.group * HD) continue;
+            const float4 total = m.totals[query];
+            float sum = __ldg(values.mean + channel) * total.y + total.x * rows[k];
+#pragma unroll
+            for (unsigned from = 0; from < merge_shape<HD>::sections; from++) sum += m.by_section[from][query][channel];
+            if (pass) out[i] = sum * total.z;
+        }
+        __syncthreads(); /* what the first pass has left is read */
     }
-}
-
-/* Says, by all threads of a CTA that reads a part, that it has left it; the last of the row and KV head merges all. Where not `ends`, each
- * merges what lies in their place, as merge_transform_kernel does. It finds the row by itself, so that the caller need not keep registers
- * for this while it reads pages. `memory` is shared: merge_bytes, of which no thread reads anything until it is here, where `ends`. */
-template <int HD, int NQ>
-ATTEND_APART void merge_by_last(const struct attend_decode &a, uint32_t first_query, const struct transform_view &view, bool ends,
-                                uint8_t *memory) {
-    const struct share s = merged_share<NQ>(a, first_query);
-    if (ends && !arrive_last(a, s, 1, s.parts + 1, memory)) return;
-    merge_row(a, s, view, s.parts + 1, ends, *reinterpret_cast<merge_memory<HD, NQ> *>(memory));
-}
-
-/* Returns the bytes of shared memory that merging takes. */
-template <int HD, int NQ> int merge_bytes(const struct attend_decode &a) {
-    return (int)(sizeof(merge_memory<HD, NQ>) + (a.splits + 1) * 4 * NQ * sizeof(float));
 }
 
 template <int HD, int NQ> cudaError_t launch_merge(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
     const auto kernel = merge_transform_kernel<HD, NQ>;
-    const int bytes = merge_bytes<HD, NQ>(*a);
-    const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const size_t bytes = sizeof(merge_memory<HD, NQ>) + (a->splits + 1) * 4 * NQ * sizeof(float);
+    const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
-    return launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows), dim3(MERGE_THREADS), (size_t)bytes, stream, *a, first_query);
+    return launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows), dim3(MERGE_THREADS), bytes, stream, *a, first_query);
 }
 
 #endif

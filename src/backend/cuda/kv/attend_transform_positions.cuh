@@ -46,21 +46,20 @@ struct step_queries {
         const float2 rotated = rotate(x, angle_at(a.append.rotary, position, pair));
         return make_float2(rotated.x * a.heads.magnitude, rotated.y * a.heads.magnitude);
     }
-    /* Returns a pair of a query of HD channels, rotated. */
-    template <int HD> ATTEND_INLINE float2 pair_of(const struct attend_decode &a, unsigned query, unsigned pair) const {
-        const uint2 at = pair_channels(a.heads, pair);
-        const float2 x = make_float2(__ldcg(q + query * HD + at.x), __ldcg(q + query * HD + at.y));
-        return rotates ? rotated(a, pair, x) : x;
-    }
 };
 
 template <int HD> ATTEND_INLINE step_queries step_queries_of(const struct attend_decode &a, const struct share &s) {
     return {(a.append.q ? a.append.q : a.q) + queries_at<HD>(a, s), s.position, a.append.q != nullptr};
 }
 
-/* Computes conj(q) m of a pair of a query. */
-ATTEND_INLINE float2 pair_product(const struct head_view &heads, unsigned pair, float2 q, const float *m) {
-    const uint2 at = pair_channels(heads, pair);
+/* Computes conj(q) m of a pair of query `query` of those. */
+template <int HD>
+ATTEND_INLINE float2 pair_product(const struct attend_decode &a, const step_queries &queries, unsigned query, unsigned pair,
+                                  const float *m) {
+    const uint2 at = pair_channels(a.heads, pair);
+    const float *const own = queries.q + query * HD;
+    float2 q = make_float2(__ldcg(own + at.x), __ldcg(own + at.y));
+    if (queries.rotates) q = queries.rotated(a, pair, q);
     return make_float2(q.x * m[at.x] + q.y * m[at.y], q.x * m[at.y] - q.y * m[at.x]);
 }
 
@@ -70,23 +69,23 @@ template <int THREADS> ATTEND_INLINE void copy_position_rows(const struct pre_ro
         copy_async<16>(memory + 16 * i, pre_rope.fragments + 4 * i);
 }
 
-/* Warps number 0 to `warps` - 1 of a CTA make its queries and, if `writes`, write them to `to`, as they lie in shared memory. pair_of(query,
- * pair) returns a pair of a query, rotated. */
-template <int HD, int NQ, class QUERIES>
-ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, unsigned warp, unsigned warps,
-                                   const float *mean, bool writes, uint32_t *to, QUERIES pair_of) {
+/* All warps of a CTA make its queries and, if `writes`, write them to `to`, as they lie in shared memory. */
+template <int HD, int NQ, int WARPS>
+ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, const float *mean, bool writes,
+                                   uint32_t *to) {
     const unsigned lane = lane_id(), pairs = a.pre_rope.pairs, steps = position_steps(pairs);
     if (!pairs) return;
     float2 *const products = reinterpret_cast<float2 *>(to);
     float *const factors = reinterpret_cast<float *>(to + NQ * steps * 64);
-    for (unsigned query = warp; query < 4 * NQ; query += warps) {
+    const step_queries queries = step_queries_of<HD>(a, s);
+    for (unsigned query = threadIdx.x / 32; query < 4 * NQ; query += WARPS) {
         float2 x[(HD + 63) / 64];
         float largest = 0;
 #pragma unroll
         for (int i = 0; i < (HD + 63) / 64; i++) {
             const unsigned pair = lane + 32 * i;
             x[i] = make_float2(0, 0);
-            if (query < s.group && pair < pairs) x[i] = pair_product(a.heads, pair, pair_of(query, pair), mean);
+            if (query < s.group && pair < pairs) x[i] = pair_product<HD>(a, queries, query, pair, mean);
             largest = fmaxf(largest, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
         }
         for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));

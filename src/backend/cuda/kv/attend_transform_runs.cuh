@@ -8,9 +8,7 @@
  *
  * Each warp of a CTA has a tile of 16 components of the basis in registers. The CTA takes several runs at a time; for each of them
  * a warp rotates queries and makes bytes. One CTA of a row and KV head prepares what positions are scored by
- * (attend_transform_positions.cuh).
- *
- * transform_runs_kernel does this for all runs, or each CTA of attend_transform_kernel for those of its pages (make_own_records). */
+ * (attend_transform_positions.cuh). */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
 
@@ -55,21 +53,19 @@ template <int HD, int NQ> ATTEND_INLINE uint32_t *position_record(const struct a
 }
 
 constexpr int RUNS_WARPS = 8;
-template <int HD> constexpr int runs_at_once = HD == 256 ? 4 : 8; /* by transform_runs_kernel */
 
-/* RUNS are made at a time, each by a warp. */
-template <int HD, int NQ, int RUNS> struct runs_memory {
-    static constexpr int columns = RUNS * 4 * NQ;
+template <int HD, int NQ> struct runs_memory {
+    static constexpr int runs = HD == 256 ? 4 : 8; /* at a time, one for a warp */
+    static constexpr int columns = runs * 4 * NQ;
     float q[4 * NQ][HD]; /* largest channel in [1, 2); zeros from G on */
-    float down[4 * NQ];  /* what brings it back to its size */
     float factor[4 * NQ];
     float mean[HD]; /* of keys */
     __half rotated[columns][HD + 8];
     float products[columns][HD + 4];
 };
 
-template <int HD, int NQ, int RUNS>
-ATTEND_INLINE void stage_queries(const struct attend_decode &a, const struct share &s, runs_memory<HD, NQ, RUNS> &to) {
+template <int HD, int NQ>
+ATTEND_INLINE void stage_queries(const struct attend_decode &a, const struct share &s, runs_memory<HD, NQ> &to) {
     const unsigned lane = lane_id();
     const step_queries queries = step_queries_of<HD>(a, s);
     for (unsigned n = threadIdx.x / 32; n < 4 * NQ; n += RUNS_WARPS) {
@@ -96,7 +92,7 @@ ATTEND_INLINE void stage_queries(const struct attend_decode &a, const struct sha
         const power_of_two power = power_of(largest);
 #pragma unroll
         for (int i = 0; i < HD / 32; i++) to.q[n][lane + 32 * i] = x[i] * power.up;
-        if (lane == 0) to.down[n] = power.down, to.factor[n] = n < s.group ? power.down * a.heads.scale * LOG2_E : 0;
+        if (lane == 0) to.factor[n] = n < s.group ? power.down * a.heads.scale * LOG2_E : 0;
     }
 }
 
@@ -127,9 +123,9 @@ ATTEND_INLINE unsigned other_channel(const struct head_view &heads, unsigned c) 
     return c >= heads.n_rot ? c : c < half ? c + half : c - half;
 }
 
-template <int HD, int NQ, bool ADJACENT, int RUNS>
+template <int HD, int NQ, bool ADJACENT>
 ATTEND_INLINE void rotate_pairs(const struct head_view &heads, const lane_turns<HD> &turns, unsigned first_column,
-                                runs_memory<HD, NQ, RUNS> &m, float (&with_mean)[4 * NQ]) {
+                                runs_memory<HD, NQ> &m, float (&with_mean)[4 * NQ]) {
     const unsigned half = heads.n_rot / 2;
 #pragma unroll
     for (int i = 0; i < lane_channels<HD>; i++) {
@@ -151,9 +147,9 @@ ATTEND_INLINE void rotate_pairs(const struct head_view &heads, const lane_turns<
 
 /* Rotates, by a warp, all queries back by a run's position, to rows first_column .. of `rotated`, and computes the lane's part of their
  * products with the mean. */
-template <int HD, int NQ, int RUNS>
+template <int HD, int NQ>
 ATTEND_INLINE void rotate_queries(const struct head_view &heads, const lane_turns<HD> &turns, unsigned first_column,
-                                  runs_memory<HD, NQ, RUNS> &m, float (&with_mean)[4 * NQ]) {
+                                  runs_memory<HD, NQ> &m, float (&with_mean)[4 * NQ]) {
 #pragma unroll
     for (int n = 0; n < 4 * NQ; n++) with_mean[n] = 0;
     if (heads.pairing == ROPE_ADJACENT)
@@ -202,10 +198,9 @@ template <int HD> ATTEND_INLINE void load_basis(const struct transform_view &vie
 
 /* Multiplies, by a warp, a tile of the basis by all columns, also those of runs that the CTA does not have, which are not read. Products
  * that are added to one sum wait for each other, so that those of other columns stand between them. */
-template <int HD, int NQ, int RUNS>
-ATTEND_INLINE void multiply_tile(const basis_tile<HD> &a, unsigned tile, runs_memory<HD, NQ, RUNS> &m) {
+template <int HD, int NQ> ATTEND_INLINE void multiply_tile(const basis_tile<HD> &a, unsigned tile, runs_memory<HD, NQ> &m) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
-    constexpr int tiles = RUNS * NQ / 2, together = tiles < 4 ? tiles : 4;
+    constexpr int tiles = runs_memory<HD, NQ>::columns / 8, together = tiles < 4 ? tiles : 4;
 #pragma unroll
     for (int first = 0; first < tiles; first += together) {
         float d[together][4] = {};
@@ -268,9 +263,9 @@ ATTEND_INLINE uint32_t bytes_of(const int32_t (&x)[4], uint32_t byte) {
 }
 
 /* Makes, by a warp, a run's record, and writes it if `writes`. */
-template <int HD, int NQ, int RUNS>
+template <int HD, int NQ>
 ATTEND_INLINE void write_record(bool writes, const lane_scales<HD> &scales, unsigned planes, unsigned first_column,
-                                const runs_memory<HD, NQ, RUNS> &m, const float (&with_mean)[4 * NQ], uint32_t *record) {
+                                const runs_memory<HD, NQ> &m, const float (&with_mean)[4 * NQ], uint32_t *record) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4, padded = (planes + 3) / 4 * 4;
 #pragma unroll
     for (int n = 0; n < NQ; n++) {
@@ -310,114 +305,14 @@ ATTEND_INLINE void write_record(bool writes, const lane_scales<HD> &scales, unsi
     }
 }
 
-/* A run_span is the runs from that of one page to that of another, a.run_step apart. */
-struct run_span {
-    uint32_t first, n; /* the first one among the runs of all positions; how many, 0: there is no page */
-
-    static ATTEND_INLINE run_span between(const struct attend_decode &a, uint32_t first_token, uint32_t last_token) {
-        const uint32_t first = run_of(first_token) / ROPE_RUN_TOKENS;
-        return {first, (run_of(last_token) / ROPE_RUN_TOKENS - first) / a.run_step + 1};
-    }
-    /* Returns the angles of run i, or of the last one. */
-    ATTEND_INLINE const float *angles(const struct attend_decode &a, uint32_t i) const {
-        return a.run_angles + (size_t)(first + min(i, n - 1) * a.run_step) * a.heads.n_rot;
-    }
-};
-
-/* A record_row says where the records of a span lie, so many words apart. */
-struct record_row {
-    uint32_t *first, words;
-    ATTEND_INLINE uint32_t *at(uint32_t run) const { return first + (size_t)run * words; }
-};
-
-/* A run_tables has what a warp needs besides queries, to be loaded before they are there: its tile of the basis, and the angles of its
- * first run. */
-template <int HD> struct run_tables {
-    basis_tile<HD> basis;
-    lane_scales<HD> scales;
-    lane_turns<HD> turns;
-    unsigned planes;
-};
-
-/* Loads all but the basis, by all warps of a CTA whose warp 0 makes run `from` first, and the mean of keys. */
-template <int HD, int NQ, int RUNS>
-ATTEND_INLINE void load_tables(const struct attend_decode &a, const transform_side<HD> &keys, const run_span &span, uint32_t from,
-                               run_tables<HD> &to, runs_memory<HD, NQ, RUNS> &m) {
-    load_scales(keys, to.planes, to.scales);
-    load_turns(a.heads, span.angles(a, from + threadIdx.x / 32), to.turns);
-    for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) m.mean[c] = keys.mean[c];
-}
-
-/* Makes, by all warps of a CTA, the records of RUNS runs of a span from `from` on, of staged queries, and if `writes`, writes them and goes on
- * `step` runs further. MORE: it mostly does, with tables that stay in registers; else they are loaded anew. */
-template <bool MORE, int HD, int NQ, int RUNS>
-ATTEND_INLINE void make_records(const struct attend_decode &a, const transform_side<HD> &keys, const run_span &span, uint32_t from,
-                                uint32_t step, bool writes, run_tables<HD> &tables, runs_memory<HD, NQ, RUNS> &m,
-                                const record_row &records) {
-    const unsigned warp = uniform(threadIdx.x / 32);
-    do {
-        const uint32_t run = from + warp;
-        const bool mine = warp < RUNS && run < span.n;
-        float with_mean[4 * NQ];
-        if (mine) rotate_queries(a.heads, tables.turns, warp * 4 * NQ, m, with_mean);
-        if (writes) from += step;
-        if (MORE) load_turns(a.heads, span.angles(a, from + warp), tables.turns);
-        __syncthreads();
-        for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
-            if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, tables.basis);
-            multiply_tile(tables.basis, tile, m);
-        }
-        __syncthreads();
-        if (mine) write_record(writes, tables.scales, tables.planes, warp * 4 * NQ, m, with_mean, records.at(run));
-        if (!MORE && writes && from < span.n) {
-            load_turns(a.heads, span.angles(a, from + warp), tables.turns);
-            if (warp < HD / 16) load_basis<HD>(*keys.view, warp, tables.basis);
-        }
-    } while (writes && from < span.n);
-}
-
-/* Appends, by all warps of a CTA, `n` query heads of a row from `first` on and, with the first of a KV head, its key and value; writes
- * nothing unless it `writes`. */
-static ATTEND_APART void append_heads(const struct append_decode &a, uint32_t row, uint32_t first, uint32_t n, bool writes) {
+/* Appends, by all warps of a CTA, `n` query heads of a row from `first` on and, with the first of a KV head, its key and value. */
+static ATTEND_APART void append_heads(const struct append_decode &a, uint32_t row, uint32_t first, uint32_t n) {
     const struct query_row_view query = a.rows[row];
     const uint32_t head = first / (a.heads.query_heads / a.heads.kv_heads),
                    sides = first % (a.heads.query_heads / a.heads.kv_heads) ? 0 : 2;
     for (uint32_t i = threadIdx.x / 32; i < n + sides; i += RUNS_WARPS)
         append_head(a, query, a.sequences[query.sequence], row,
-                    i < n ? first + i : a.heads.query_heads + (i - n) * a.heads.kv_heads + head, writes);
-}
-
-/* A CTA of attend_transform_kernel may make the records of its own pages' runs by itself, so many at a time: eight pages that follow one
- * another lie in three. It makes them in own_memory, behind which it has room for the records of so many runs. */
-constexpr int OWN_RUNS = 4;
-template <int HD, int NQ> using own_memory = runs_memory<HD, NQ, OWN_RUNS>;
-
-/* Makes, by all warps of a CTA, the records of a span of runs and what positions are scored by, and writes them if `writes`, for which it
- * waits for the kernels before this one. `positions` are in shared memory; a __syncthreads makes both readable. */
-template <int HD, int NQ>
-ATTEND_INLINE void make_own_records(const struct attend_decode &a, const struct share &s, const run_span &span, bool writes,
-                                    own_memory<HD, NQ> &m, uint32_t *positions, const record_row &records) {
-    const transform_side<HD> keys = side_of<HD>(a, s, 0);
-    const float *const pre_rope_mean = keys.view->pre_rope_mean; /* before the wait */
-    const unsigned warp = uniform(threadIdx.x / 32);
-    run_tables<HD> tables;
-    tables.planes = uniform(keys.view->layout.planes);
-    if (span.n) {
-        if (warp < HD / 16) load_basis<HD>(*keys.view, warp, tables.basis);
-        load_tables(a, keys, span, 0, tables, m);
-    }
-    if (writes) wait_for_kernels();
-    if (!span.n) return;
-    stage_queries(a, s, m);
-    __syncthreads();
-    /* Warps that rotate no queries take positions, of the queries that are there. */
-    if (warp >= OWN_RUNS)
-        stage_positions<HD, NQ>(a, s, warp - OWN_RUNS, RUNS_WARPS - OWN_RUNS, pre_rope_mean, writes, positions,
-                                [&](unsigned query, unsigned pair) {
-                                    const uint2 at = pair_channels(a.heads, pair);
-                                    return make_float2(m.q[query][at.x] * m.down[query], m.q[query][at.y] * m.down[query]);
-                                });
-    make_records<false>(a, keys, span, 0, OWN_RUNS, writes, tables, m, records);
+                    i < n ? first + i : a.heads.query_heads + (i - n) * a.heads.kv_heads + head);
 }
 
 /* Writes, for query heads first_query .. of each group, at most 4 NQ, of every row, the records of all runs from that of the first
@@ -431,48 +326,70 @@ template <int HD, int NQ>
 __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, bool apart, bool early) {
     extern __shared__ __align__(16) uint8_t shared_bytes[];
-    auto &m = *reinterpret_cast<runs_memory<HD, NQ, runs_at_once<HD>> *>(shared_bytes);
-    constexpr unsigned at_once = runs_at_once<HD>;
+    auto &m = *reinterpret_cast<runs_memory<HD, NQ> *>(shared_bytes);
+    constexpr unsigned at_once = runs_memory<HD, NQ>::runs;
     const unsigned warp = uniform(threadIdx.x / 32);
     if (early) let_next_kernel_begin();
-    run_tables<HD> tables;
+    basis_tile<HD> basis;
     struct share s;
     share_of(a, 0, blockIdx.y, blockIdx.z, s);
     take_rate(a, s);
     const transform_side<HD> keys = side_of<HD>(a, s, 0);
     const unsigned shares = gridDim.x - apart;
-    if (warp < HD / 16 && blockIdx.x < shares) load_basis<HD>(*keys.view, warp, tables.basis);
-    run_span span = {};
-    if (s.n_pages) span = run_span::between(a, first_listed(s), last_listed(s));
-    tables.planes = uniform(keys.view->layout.planes);
-    const uint32_t from = blockIdx.x < shares ? blockIdx.x * at_once : span.n;
-    if (from < span.n) load_tables(a, keys, span, from, tables, m);
+    if (warp < HD / 16 && blockIdx.x < shares) load_basis<HD>(*keys.view, warp, basis);
+    uint32_t first = 0, n = 0;
+    if (s.n_pages) {
+        first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
+        n = (run_of(last_listed(s)) / ROPE_RUN_TOKENS - first) / a.run_step + 1;
+    }
+    const unsigned planes = uniform(keys.view->layout.planes);
+    const auto angles_of = [&](uint32_t run) {
+        return a.run_angles + (size_t)(first + min(run, n - 1) * a.run_step) * a.heads.n_rot;
+    };
+    lane_scales<HD> scales;
+    lane_turns<HD> turns;
+    const uint32_t step = shares * at_once;
+    uint32_t from = blockIdx.x < shares ? blockIdx.x * at_once : n;
+    if (from < n) {
+        load_scales(keys, planes, scales);
+        load_turns(a.heads, angles_of(from + warp), turns);
+        for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) m.mean[c] = keys.mean[c];
+    }
     take_heads(s, first_query, 4 * NQ);
 #pragma unroll 1
     for (int pass = kernels_begin_early() && !a.lists_written ? 0 : 1; pass < 2; pass++) {
         if (pass) wait_for_kernels();
         if (pass) let_next_kernel_begin();
         if (blockIdx.x == (apart ? shares : 0))
-            stage_positions<HD, NQ>(a, s, threadIdx.x / 32, RUNS_WARPS, keys.view->pre_rope_mean, pass,
-                                    position_record<HD, NQ>(a, s),
-                                    [&, queries = step_queries_of<HD>(a, s)](unsigned query, unsigned pair) {
-                                        return queries.template pair_of<HD>(a, query, pair);
-                                    });
-        if (from >= span.n) continue;
-        stage_queries(a, s, m);
+            stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, pass, position_record<HD, NQ>(a, s));
+        if (from >= n) continue;
+        stage_queries<HD, NQ>(a, s, m);
         __syncthreads();
-        make_records<true>(a, keys, span, from, shares * at_once, pass, tables, m,
-                           {run_record<HD, NQ>(a, s, 0), run_record_words(NQ, HD / 2)});
+        do {
+            const uint32_t run = from + warp;
+            const bool mine = warp < at_once && run < n;
+            float with_mean[4 * NQ];
+            if (mine) rotate_queries<HD, NQ>(a.heads, turns, warp * 4 * NQ, m, with_mean);
+            if (pass) from += step;
+            load_turns(a.heads, angles_of(from + warp), turns);
+            __syncthreads();
+            for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
+                if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, basis);
+                multiply_tile(basis, tile, m);
+            }
+            __syncthreads();
+            if (mine) write_record(pass, scales, planes, warp * 4 * NQ, m, with_mean, run_record<HD, NQ>(a, s, run));
+        } while (pass && from < n);
         __syncthreads(); /* what the first pass has left is read */
     }
-    if (a.append.q && blockIdx.x == (apart ? shares : 0)) append_heads(a.append, s.row, s.first_head, s.group, true);
+    if (a.append.q && blockIdx.x == (apart ? shares : 0)) append_heads(a.append, s.row, s.first_head, s.group);
 }
 
 /* Returns how many CTAs prepare the runs and positions of a row and KV head (x), and whether the last of them takes positions apart (y).
  * A multiprocessor has two CTAs, so that the tables with which a CTA begins serve many runs. Positions have their own, if those have
  * room beside the others: else these, or they, would begin when the first ones end. */
 template <int HD, int NQ> uint2 runs_shares(const struct attend_decode &a) {
-    constexpr int at_once = runs_at_once<HD>;
+    constexpr int at_once = runs_memory<HD, NQ>::runs;
     const unsigned shares = a.heads.kv_heads * a.n_rows,
                    multiprocessors = (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
                    most = 2 * multiprocessors > shares ? 2 * multiprocessors / shares : 1, all = (a.runs + at_once - 1) / at_once,
@@ -483,7 +400,7 @@ template <int HD, int NQ> uint2 runs_shares(const struct attend_decode &a) {
 
 template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
     const auto kernel = transform_runs_kernel<HD, NQ>;
-    constexpr int bytes = (int)sizeof(runs_memory<HD, NQ, runs_at_once<HD>>);
+    constexpr int bytes = (int)sizeof(runs_memory<HD, NQ>);
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (result != cudaSuccess) return result;
     const uint2 shares = runs_shares<HD, NQ>(*a);
