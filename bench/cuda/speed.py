@@ -17,7 +17,8 @@ Parts, and estimates of the GPU time that each takes, about a second for each me
     weights      30 s   products with weights
     anchors      15 s   anchors beside a prompt, and mat-N
     commvq       15 s   three ways to read CommVQ's pages
-    steps       250 s   whole steps of an 8B model, or 8 or 4 of its layers, and of a 0.5B model, which make_model makes, and of each model of -m
+    steps       170 s   whole steps of an 8B model, or 8 or 4 of its layers, which make_model makes
+    small-steps  30 s   the same of a 0.5B model and of each model of -m
     papers      250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
     batches      60 s   whole steps of 1, 8 and 32 sequences with the papers' methods
     largest     200 s   batches and contexts that fill 80 GB
@@ -75,8 +76,9 @@ STEPS = [  # model, sequences, depths: as much as f16 holds in 80 GB
     ("8b-4-layers.gguf", 32, "131072"),
     ("8b.gguf", 1, "8192,32768,131072"),
     ("8b.gguf", 8, "8192,32768"),
-    ("0.5b.gguf", 1, "4096,16384,32000"),
 ]
+SMALL = ["0.5b.gguf"]
+SMALL_DEPTHS = "4096,16384,32000"  # that the context of small models holds
 MILLION = ["f16", "million-4", "million-3"]  # at the shape of LLaMA-2-7B, of which its paper has figures
 MILLION_SHAPE = "1x32768/32"
 SEALED = ["q4_0", "terse-2", "million-4"]
@@ -103,6 +105,11 @@ LARGEST = [
 ]
 
 
+def of_steps(cells):
+    rest = "-p 0 -n 64 -r 4 --codebook none --kv " + ",".join(STEP_METHODS)
+    return [f"{BENCH.format(model)} {rest} -np {n} -d {depths}".split() for model, n, depths in cells]
+
+
 def of_papers(benches):
     return [f"{BENCH.format(model)} --codebook random {rest}".split() for model, rest in benches]
 
@@ -117,7 +124,8 @@ PARTS = {
     "weights": [["bench_weights_cuda", *WEIGHTS]],
     "anchors": [["bench_anchors_cuda"]],
     "commvq": [["bench_commvq_cuda"]],
-    "steps": [],
+    "steps": of_steps(STEPS),
+    "small-steps": [],  # of_steps of SMALL and the models of -m
     "papers": of_papers(PAPERS),
     "batches": of_papers(BATCHES),
     "largest": of_papers(LARGEST),
@@ -125,13 +133,6 @@ PARTS = {
     "sealing": [["bench_sealing_steps", "8b-8-layers.gguf", "32768", m, "cuda"] for m in SEALED],
     "divergence": [["divergence.py", "--chunks", "4", "--within", "1.02"]],
 }
-
-
-def step_commands(models):
-    """The commands of part steps; depths are those that each model's context holds."""
-    rest = "-p 0 -n 64 -r 4 --codebook none --kv " + ",".join(STEP_METHODS)
-    given = STEPS + [(m, 1, "4096,16384,32000") for m in models]
-    return [f"{BENCH.format(model)} {rest} -np {n} -d {depths}".split() for model, n, depths in given]
 
 
 # ---- Measuring
@@ -182,7 +183,7 @@ def run(options):
     kept = read([options.lines]) if os.path.exists(options.lines) else []
     refuse_mixture(options.lines, [*kept, stamp])
     done = {(line["part"], line["command"]) for line in kept}
-    commands = {**PARTS, "steps": step_commands(options.model)}
+    commands = {**PARTS, "small-steps": of_steps([(model, 1, SMALL_DEPTHS) for model in SMALL + options.model])}
     failed = 0
     for part in options.parts or PARTS:
         for words in commands[part]:
@@ -333,15 +334,18 @@ def benched(text):
     return found
 
 
-def steps(printed):
-    rates = {}
-    for model, test, method, row in benched(printed["steps"]):
-        rates.setdefault((model, test), {})[method] = row["tokens_per_second"]
-    rows = []
-    for (model, test), of in rates.items():
-        own = [of.get(m) for m in STEP_METHODS]
-        rows.append([model, test, *("" if not x else f"{x:.0f}" + (f" ({x / own[0]:.2f})" if i and own[0] else "") for i, x in enumerate(own))])
-    return ["model", "sequences x depth", *STEP_METHODS], rows
+def steps(part):
+    def make(printed):
+        rates = {}
+        for model, test, method, row in benched(printed[part]):
+            rates.setdefault((model, test), {})[method] = row["tokens_per_second"]
+        rows = []
+        for (model, test), of in rates.items():
+            own = [of.get(m) for m in STEP_METHODS]
+            rows.append([model, test, *("" if not x else f"{x:.0f}" + (f" ({x / own[0]:.2f})" if i and own[0] else "") for i, x in enumerate(own))])
+        return ["model", "sequences x depth", *STEP_METHODS], rows
+
+    return make
 
 
 def beside_f16(part):
@@ -383,7 +387,8 @@ def divergence(printed):
 TABLES = {
     "ratios": ("cuda.md", ["attention", "pytorch", "choice"], ratios),
     "weights": ("cuda.md", ["weights"], weights),
-    "steps": ("cuda.md", ["steps"], steps),
+    "steps": ("cuda.md", ["steps"], steps("steps")),
+    "small-steps": ("cuda.md", ["small-steps"], steps("small-steps")),
     "encode": ("cuda.md", ["encode"], encoding),
     "attention": ("reports/cuda-attention.md", ["attention", "pytorch"], all_tokens(SCALAR)),
     "attention-scalar": ("reports/cuda-attention.md", ["attention", "pytorch"], all_tokens(OTHER_SCALAR)),

@@ -34,6 +34,7 @@ PRINTED = {
     "f16               0.000000    0.000000                -        0.000000\nterse-4           0.000083    0.000083           0.9991        0.000002\nterse-4:none      0.000090    0.000091           1.0110        0.000002\n",
     "steps": json.dumps([{"model": "8B", "test": "tg64 x 8 @ d8192", "kv": kv, "tokens_per_second": rate} for kv, rate in (("f16", 800), ("terse-4", 600))], indent=1)
     + json.dumps([{"model": "8B", "test": "tg64 @ d8192", "kv": "f16", "tokens_per_second": 100}]),
+    "small-steps": json.dumps([{"model": "0.5B", "test": "tg64 @ d4096", "kv": "f16", "tokens_per_second": 700}]),
     "papers": json.dumps([{"model": "7B", "test": "tg32 x 4 @ d1024", "kv": kv, "kv_mib": 2048, "tokens_per_second": rate} for kv, rate in (("f16", 200), ("million-4", 400))])
     + json.dumps([{"model": "8B", "test": "pp131072", "kv": "antkv-1", "kv_mib": 512, "tokens_per_second": 12345.6}]),
     "batches": json.dumps([{"model": "8B", "test": "tg32 x 32 @ d32768", "kv": "antkv-1", "kv_mib": 1024, "tokens_per_second": 3200}]),
@@ -54,6 +55,7 @@ ROWS = {
     "anchors": ["| 64 | 8,192 | 746 | 1,346 | 1.80 | 31 |", "| 128 | 8,192 | 1,111 | 1,752 | 1.58 | 31 |"],
     "commvq": ["| commvq-2, 8,192 tokens | 60.0 | 1,800 | 1,620 | 30.0 | 27.0 |"],
     "steps": ["| 8B | 8 x 8,192 | 800 |  | 600 (0.75) |  |", "| 8B | 1 x 8,192 | 100 |  |  |  |"],
+    "small-steps": ["| 0.5B | 1 x 4,096 | 700 |  |  |  |"],
     "papers": [
         "| 7B | 4 x 1,024 | f16 | 2.00 | 200.0 | 20.00 |  |",
         "| 7B | 4 x 1,024 | million-4 | 2.00 | 400.0 | 10.00 | 2.00 |",
