@@ -9,19 +9,20 @@ stands between <!-- speed.py TABLE --> and <!-- end of TABLE --> in the pages, w
 
 Parts, and estimates of the GPU time that each takes, about a second for each method and shape of attention:
 
-    attention   110 s   all methods and shapes that read all tokens
-    pytorch      20 s   f16 by PyTorch, beside terse's own
-    heads        10 s   both with 32 KV heads, as LLaMA-2-7B has them
-    choice       40 s   steps that choose their tokens
-    encode       15 s   pages encoded and decoded
-    weights      30 s   products with weights
-    anchors      15 s   anchors beside a prompt, and mat-N
-    commvq       15 s   three ways to read CommVQ's pages
-    steps       150 s   whole steps of 8 layers of an 8B model and of a 0.5B model, which make_model makes, and of each model of -m
-    papers      250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
-    prefill      30 s   a prompt's attention, beside PyTorch's
-    sealing      40 s   steps with pages encoded beside them and within them
-    divergence   90 s   methods on the GPU beside the processor, which takes most of that
+    attention      110 s   all methods and shapes that read all tokens
+    pytorch         20 s   f16 by PyTorch, beside terse's own
+    heads           10 s   both with 32 KV heads, as LLaMA-2-7B has them
+    choice          40 s   steps that choose their tokens
+    encode          15 s   pages encoded and decoded
+    weights         30 s   products with weights
+    anchors         15 s   anchors beside a prompt, and mat-N
+    commvq          15 s   three ways to read CommVQ's pages
+    million-tables  20 s   million-4's pages by tables of a query's products
+    steps          150 s   whole steps of 8 layers of an 8B model and of a 0.5B model, which make_model makes, and of each model of -m
+    papers         250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
+    prefill         30 s   a prompt's attention, beside PyTorch's
+    sealing         40 s   steps with pages encoded beside them and within them
+    divergence      90 s   methods on the GPU beside the processor, which takes most of that
 """
 
 import argparse
@@ -95,6 +96,7 @@ PARTS = {
     "weights": [["bench_weights_cuda", *WEIGHTS]],
     "anchors": [["bench_anchors_cuda"]],
     "commvq": [["bench_commvq_cuda"]],
+    "million-tables": [["bench_million_tables_cuda"]],
     "steps": [],
     "papers": [f"{BENCH.format(model)} --codebook random {rest}".split() for model, rest in PAPERS],
     "prefill": [["prefill_attention.py"]],
@@ -299,6 +301,14 @@ def commvq(printed):
     return ["", "shipped", "tables", "naive", "tables / shipped", "naive / shipped"], rows
 
 
+def million_tables(printed):
+    rows = []
+    for n, tokens, heads, *us in re.findall(r"^million-4 (\d+)x(\d+)/(\d+) shipped (\S+) scores (\S+) sums (\S+)$", printed["million-tables"], re.MULTILINE):
+        own, scores, sums = map(float, us)
+        rows.append([f"{n} x {int(tokens):,}, {heads} KV heads", *(f"{t:.1f}" for t in (own, scores, sums)), f"{(scores + sums) / own:.2f}"])
+    return ["", "shipped", "scores by tables", "sums by code", "both / shipped"], rows
+
+
 def benched(text):
     """Rows of tests of terse bench: (model, test, method, row); a test is "8 x 32,768", sequences x depth, or "prompt of 8,192"."""
     found = []
@@ -368,6 +378,7 @@ TABLES = {
     "million": ("reports/papers.md", ["heads"], million),
     "anchors": ("reports/papers.md", ["anchors"], anchors),
     "commvq": ("reports/papers.md", ["commvq"], commvq),
+    "million-tables": ("reports/papers.md", ["million-tables"], million_tables),
     "papers": ("reports/papers.md", ["papers"], papers),
 }
 
