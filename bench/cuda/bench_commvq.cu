@@ -7,6 +7,7 @@
  *
  * It prints lines "METHOD TOKENS registers US tables US naive US", medians, and stops where tables and decoded rows give different
  * scores. Codes are random, and rounds of tables shrink as learned ones do. */
+#include "arrays.cuh"
 #include "backend/cuda/kv/attend_decode.h"
 #include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/encode.h"
@@ -14,9 +15,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
 
 #define QUERY_HEADS 32
 #define HEADS 8
@@ -27,30 +25,6 @@
 #define REPEATS 11
 #define TABLE_WARPS 8
 
-static void check(cudaError_t result, const char *doing) {
-    if (result == cudaSuccess) return;
-    fprintf(stderr, "bench_commvq_cuda: %s: %s\n", doing, cudaGetErrorString(result));
-    exit(1);
-}
-
-template <class T> static T *sent(const std::vector<T> &from) {
-    void *to;
-    check(cudaMalloc(&to, from.size() * sizeof(T)), "memory");
-    check(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice), "copying");
-    return (T *)to;
-}
-
-template <class T> static std::vector<T> fetched(const T *from, size_t n) {
-    std::vector<T> to(n);
-    check(cudaMemcpy(to.data(), from, n * sizeof(T), cudaMemcpyDeviceToHost), "copying");
-    return to;
-}
-
-static uint32_t random_bits() {
-    static uint64_t state = 1;
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(state >> 33);
-}
 static float random_number() { return (float)(random_bits() % 2001) / 1000 - 1; }
 
 /* ---- The paper's way */

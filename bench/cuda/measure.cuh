@@ -3,23 +3,14 @@
 #ifndef TERSE_BENCH_CUDA_MEASURE_CUH
 #define TERSE_BENCH_CUDA_MEASURE_CUH
 
+#include "arrays.cuh"
+
 #include <cuda_fp16.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
 
 #define ROUNDS 7
 #define ROUND_MS 30 /* about */
-
-static void check(cudaError_t result, const char *doing) {
-    if (result == cudaSuccess) return;
-    fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, doing, cudaGetErrorString(result));
-    exit(1);
-}
 
 /* Returns the sum of four uniform numbers: near enough to normal, of variance 1. */
 static __device__ float random_number(uint64_t i, uint32_t seed) {

@@ -9,22 +9,23 @@ stands between <!-- speed.py TABLE --> and <!-- end of TABLE --> in the pages, w
 
 Parts, and estimates of the GPU time that each takes, about a second for each method and shape of attention:
 
-    attention   110 s   all methods and shapes that read all tokens
-    pytorch      20 s   f16 by PyTorch, beside terse's own
-    heads        10 s   both with 32 KV heads, as LLaMA-2-7B has them
-    choice       40 s   steps that choose their tokens
-    encode       15 s   pages encoded and decoded
-    weights      30 s   products with weights
-    anchors      15 s   anchors beside a prompt, and mat-N
-    commvq       15 s   three ways to read CommVQ's pages
-    steps       170 s   whole steps of an 8B model, or 8 or 4 of its layers, which make_model makes
-    small-steps  30 s   the same of a 0.5B model and of each model of -m
-    papers      250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
-    batches      60 s   whole steps of 1, 8 and 32 sequences with the papers' methods
-    largest     200 s   batches and contexts that fill 80 GB
-    prefill      30 s   a prompt's attention, beside PyTorch's
-    sealing      40 s   steps with pages encoded beside them and within them
-    divergence   90 s   methods on the GPU beside the processor, which takes most of that
+    attention     110 s   all methods and shapes that read all tokens
+    pytorch        20 s   f16 by PyTorch, beside terse's own
+    heads          10 s   both with 32 KV heads, as LLaMA-2-7B has them
+    choice         40 s   steps that choose their tokens
+    encode         15 s   pages encoded and decoded
+    weights        30 s   products with weights
+    anchors        15 s   anchors beside a prompt, and mat-N
+    commvq         15 s   three ways to read CommVQ's pages
+    million-tables  20 s   million-4's pages by tables of a query's products
+    steps         170 s   whole steps of an 8B model, or 8 or 4 of its layers, which make_model makes
+    small-steps    30 s   the same of a 0.5B model and of each model of -m
+    papers        250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
+    batches        60 s   whole steps of 1, 8 and 32 sequences with the papers' methods
+    largest       200 s   batches and contexts that fill 80 GB
+    prefill        30 s   a prompt's attention, beside PyTorch's
+    sealing        40 s   steps with pages encoded beside them and within them
+    divergence     90 s   methods on the GPU beside the processor, which takes most of that
 """
 
 import argparse
@@ -124,6 +125,7 @@ PARTS = {
     "weights": [["bench_weights_cuda", *WEIGHTS]],
     "anchors": [["bench_anchors_cuda"]],
     "commvq": [["bench_commvq_cuda"]],
+    "million-tables": [["bench_million_tables_cuda"]],
     "steps": of_steps(STEPS),
     "small-steps": [],  # of_steps of SMALL and the models of -m
     "papers": of_papers(PAPERS),
@@ -324,6 +326,14 @@ def commvq(printed):
     return ["", "shipped", "tables", "naive", "tables / shipped", "naive / shipped"], rows
 
 
+def million_tables(printed):
+    rows = []
+    for n, tokens, heads, *us in re.findall(r"^million-4 (\d+)x(\d+)/(\d+) shipped (\S+) scores (\S+) sums (\S+)$", printed["million-tables"], re.MULTILINE):
+        own, scores, sums = map(float, us)
+        rows.append([f"{n} x {int(tokens):,}, {heads} KV heads", *(f"{t:.1f}" for t in (own, scores, sums)), f"{(scores + sums) / own:.2f}"])
+    return ["", "shipped", "scores by tables", "sums by code", "both / shipped"], rows
+
+
 def benched(text):
     """Rows of tests of terse bench: (model, test, method, row); a test is "8 x 32,768", sequences x depth, or "prompt of 8,192"."""
     found = []
@@ -400,6 +410,7 @@ TABLES = {
     "million": ("reports/papers.md", ["heads"], million),
     "anchors": ("reports/papers.md", ["anchors"], anchors),
     "commvq": ("reports/papers.md", ["commvq"], commvq),
+    "million-tables": ("reports/papers.md", ["million-tables"], million_tables),
     "papers": ("reports/papers.md", ["papers"], beside_f16("papers")),
     "batches": ("reports/papers.md", ["batches"], beside_f16("batches")),
     "largest": ("reports/papers.md", ["largest"], beside_f16("largest")),
