@@ -17,7 +17,7 @@ Parts, and estimates of the GPU time that each takes, about a second for each me
     weights        30 s   products with weights
     anchors        15 s   anchors beside a prompt, and mat-N
     commvq         15 s   three ways to read CommVQ's pages
-    million-tables  20 s   million-4's pages by tables of a query's products
+    million-tables 20 s   million-4's pages by tables of a query's products
     steps         170 s   whole steps of an 8B model, or 8 or 4 of its layers, which make_model makes
     small-steps    30 s   the same of a 0.5B model and of each model of -m
     papers        250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
