@@ -500,20 +500,11 @@ bool encode_transform_has_tiles(const struct head_view *heads) {
            sizeof(struct tile_memory<128>) <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 }
 
-template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
-    const size_t bytes = sizeof(struct tile_memory<HD>);
-    const cudaError_t result = allow_shared(encode_tiles_kernel<HD>, bytes);
-    const struct tiles_grid grid = tiles_grid_of(encode, sides);
-    if (result != cudaSuccess) return result;
-    encode_tiles_kernel<HD><<<grid.blocks, TILE_THREADS, bytes, stream>>>(*encode, sides, grid.pages, grid.each);
-    return cudaGetLastError();
-}
-
 cudaError_t encode_transform_tiles(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
     switch (encode->heads.head_dim) {
-    case 64: return launch<64>(encode, sides, stream);
-    case 96: return launch<96>(encode, sides, stream);
-    case 128: return launch<128>(encode, sides, stream);
+    case 64: return launch_tiles(encode_tiles_kernel<64>, sizeof(struct tile_memory<64>), encode, sides, stream);
+    case 96: return launch_tiles(encode_tiles_kernel<96>, sizeof(struct tile_memory<96>), encode, sides, stream);
+    case 128: return launch_tiles(encode_tiles_kernel<128>, sizeof(struct tile_memory<128>), encode, sides, stream);
     default: return cudaErrorNotSupported;
     }
 }

@@ -58,7 +58,7 @@ static __device__ inline void put_integers(const uint4 (&integers)[2], struct ti
     put_block(rests, matrix.rests[k / 4], row, k);
 }
 
-/* What was staged can be read by all threads after this. */
+/* All threads may read what was staged once this returns. */
 static __device__ inline void end_staging() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     fence_shared();
@@ -252,6 +252,18 @@ static inline struct tiles_grid tiles_grid_of(const struct encode *encode, struc
     const uint32_t pages = encode->n * encode->heads.kv_heads * encode->n_layers * (uint32_t)sides.n,
                    most = (uint32_t)device_attribute(cudaDevAttrMultiProcessorCount), each = (pages + most - 1) / most;
     return {pages, each, (pages + each - 1) / each};
+}
+
+/* A tiles_kernel writes or reads the pages of a launch, `each` by a CTA. */
+typedef void tiles_kernel(struct encode e, struct encode_sides sides, uint32_t pages, uint32_t each);
+
+static inline cudaError_t launch_tiles(tiles_kernel *kernel, size_t shared_bytes, const struct encode *encode,
+                                       struct encode_sides sides, cudaStream_t stream) {
+    const cudaError_t result = allow_shared(kernel, shared_bytes);
+    const struct tiles_grid grid = tiles_grid_of(encode, sides);
+    if (result != cudaSuccess) return result;
+    kernel<<<grid.blocks, TILE_THREADS, shared_bytes, stream>>>(*encode, sides, grid.pages, grid.each);
+    return cudaGetLastError();
 }
 
 #endif
