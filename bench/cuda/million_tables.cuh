@@ -150,22 +150,29 @@ template <int GROUP> ATTEND_INLINE void make_tables(const struct million_step &a
     }
 }
 
-/* Adds up, in floats, what the look-ups of one query have; four lanes have those of an octet, two tokens of which each of them then writes. */
-ATTEND_INLINE void score_page_of_one(uint32_t slot, uint32_t table, float *logits) {
-    const uint32_t t = lane_id() % 4;
-    float sum[8] = {};
+/* Calls work(group, unit, codes) for each sub-vector AT_ONCE * group + unit that the lane looks up, with its octet's codes. */
+template <class Work> ATTEND_INLINE void each_look_up(uint32_t slot, Work work) {
 #pragma unroll
     for (int group = 0; group < 2; group++)
 #pragma unroll
         for (int step = 0; step < 8; step++) {
             const uint32_t unit = unit_of_step(step);
             const octet_codes<true> codes = codes_of_unit(slot, AT_ONCE * group + unit);
-            uint32_t x[8]; /* all are asked for before the first is added */
-#pragma unroll
-            for (int j = 0; j < 8; j++) x[j] = load_shared(table + 128 * group + place_of_code(codes, j, 4 * unit));
-#pragma unroll
-            for (int j = 0; j < 8; j++) sum[j] += __uint_as_float(x[j]);
+            work(group, unit, codes);
         }
+}
+
+/* Adds up, in floats, what the look-ups of one query have; four lanes have those of an octet, two tokens of which each of them then writes. */
+ATTEND_INLINE void score_page_of_one(uint32_t slot, uint32_t table, float *logits) {
+    const uint32_t t = lane_id() % 4;
+    float sum[8] = {};
+    each_look_up(slot, [&](int group, uint32_t unit, const octet_codes<true> &codes) {
+        uint32_t x[8]; /* all are asked for before the first is added */
+#pragma unroll
+        for (int j = 0; j < 8; j++) x[j] = load_shared(table + 128 * group + place_of_code(codes, j, 4 * unit));
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum[j] += __uint_as_float(x[j]);
+    });
     float four[4], two[2];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -186,18 +193,13 @@ ATTEND_INLINE void score_page_of_four(uint32_t slot, uint32_t table, float *logi
     const uint32_t g = lane_id() / 4, t = lane_id() % 4, query = g % 4;
     const uint32_t one = query % 2 ? 0x3c000000 : 0x3c00, low = query < 2 ? one : 0, high = query < 2 ? 0 : one;
     float d[8][4] = {};
+    each_look_up(slot, [&](int group, uint32_t unit, const octet_codes<true> &codes) {
+        uint2 x[8];
 #pragma unroll
-    for (int group = 0; group < 2; group++)
+        for (int j = 0; j < 8; j++) x[j] = load_shared_pair(table + PLANE * group + place_of_code(codes, j, 8 * unit));
 #pragma unroll
-        for (int step = 0; step < 8; step++) {
-            const uint32_t unit = unit_of_step(step);
-            const octet_codes<true> codes = codes_of_unit(slot, AT_ONCE * group + unit);
-            uint2 x[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++) x[j] = load_shared_pair(table + PLANE * group + place_of_code(codes, j, 8 * unit));
-#pragma unroll
-            for (int j = 0; j < 8; j++) mma(d[j], low, 0, high, 0, x[j].x, x[j].y);
-        }
+        for (int j = 0; j < 8; j++) mma(d[j], low, 0, high, 0, x[j].x, x[j].y);
+    });
     float own[8]; /* of the two columns one in each copy of the rows */
 #pragma unroll
     for (int j = 0; j < 8; j++) own[j] = g < 4 ? d[j][0] : d[j][1];
