@@ -117,7 +117,7 @@ template <class TILE> struct tile_stream {
 #pragma unroll
             for (uint32_t i = 0; i < BYTES; i += 512)
                 if ((i + 512 <= BYTES || i + 16 * lane < BYTES) && (i + 512 <= TILE::BYTES || i + 16 * lane < left))
-                    copy_async<16>(to + i + 16 * lane, at + i + 16 * lane);
+                    copy_once(to + i + 16 * lane, at + i + 16 * lane);
             k += a.slots, at += (size_t)a.slots * BYTES;
             if (k >= across) leave();
         }

@@ -199,6 +199,7 @@ void emulated_wait_copies(int left);
 template <int UNIT> inline void copy_async(uint32_t to, const void *from, bool valid = true) {
     emulated_copy_async(emulated_shared_at(to), from, UNIT, valid);
 }
+inline void copy_once(uint32_t to, const void *from) { copy_async<16>(to, from); }
 inline void commit_copies() { emulated_commit_copies(); }
 inline void prefetch_line(const void *) {}
 template <int N> inline void wait_copies() { emulated_wait_copies(N); }
