@@ -35,10 +35,12 @@ static inline double centroids_normal(uint64_t *state) {
 static float centroids_grid;
 
 /* How a sub-vector's centroids lie: where `period` is not 0, a centroid is that of so many before it again, every other time with a number moved by
- * a last place of a half; where `flat` is set, each has one number in all channels, 1 and 1/4 once and else less than 0. */
+ * a last place of a half; where `flat` is set, each has one number in all channels, 1 and 1/4 once and else less than 0. Where `size` is not 0, random
+ * centroids are that much as large. */
 static struct {
     size_t period;
     bool flat;
+    float size;
 } centroids_form;
 
 static inline void centroids_arrange(const struct coding *coding, size_t hd, float *parameters) {
@@ -55,7 +57,7 @@ static inline void centroids_arrange(const struct coding *coding, size_t hd, flo
 }
 
 static inline float centroids_number(uint64_t *state) {
-    float x = (float)centroids_normal(state);
+    float x = (float)centroids_normal(state) * (centroids_form.size > 0 ? centroids_form.size : 1);
     return centroids_grid > 0 ? centroids_grid * roundf(2 * x) : x;
 }
 

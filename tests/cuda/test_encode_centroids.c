@@ -37,6 +37,12 @@ static float number_between(size_t t, size_t c) {
     return 0.625f;
 }
 
+/* Numbers as large as the centroids; some rows have infinities. */
+static float number_of_size(size_t t, size_t c) {
+    const float x = centroids_form.size * (float)sample_normal();
+    return t % 16 == 9 && c % 8 == 1 ? copysignf(INFINITY, x) : x;
+}
+
 static void rope_of(uint32_t hd, float *frequency, struct rope *rope) {
     for (uint32_t i = 0; i < hd / 2; i++) frequency[i] = (float)pow(10000, -2.0 * i / hd);
     *rope = (struct rope){ROPE_HALF_SPLIT, hd, hd, frequency, 1};
@@ -162,30 +168,55 @@ static void of_equal_centroids_the_first_is_taken(void **unused) {
     centroids_grid = 0;
 }
 
+/* A many_centroids is how 4,096 centroids of a sub-vector lie, and of how many pages. */
+struct many_centroids {
+    size_t hd;
+    uint32_t width, pages;
+    size_t period;
+    bool flat;
+    float grid, size;
+};
+
+static void check_many(const struct many_centroids *shapes, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const struct many_centroids *shape = &shapes[i];
+        const struct coding coding = {&codec_pq, shape->width, 12, 0};
+        struct made made;
+        centroids_form.period = shape->period, centroids_form.flat = shape->flat, centroids_form.size = shape->size;
+        centroids_grid = shape->grid;
+        make(&made, coding, coding, shape->hd,
+             shape->size > 0 ? number_of_size
+             : shape->flat   ? number_between
+                             : number_of_any_size);
+        made.s.encode.n_layers = 1, made.s.encode.n = shape->pages;
+        struct difference d = compare(&made);
+        unmake(&made);
+        print_message("%u x 12, shape %zu, head_dim %zu: %zu of %zu bytes differ\n", coding.width, i, shape->hd, d.bytes, d.of);
+        assert_int_equal(d.bytes, 0);
+    }
+    centroids_form.period = 0, centroids_form.flat = false, centroids_form.size = 0, centroids_grid = 0;
+}
+
 /* Of 4,096 centroids: equal and nearly equal ones, in runs that one lane keeps (512 apart) or several, for rows of all sizes; two of which rows lie in
  * the middle, so that rounding all numbers of a row the same way changes which one scores less. A page of each head of a layer. */
 static void codes_of_many_centroids_are_those_of_the_cpu(void **unused) {
     (void)unused;
-    static const struct {
-        size_t hd;
-        uint32_t width;
-        size_t period;
-        bool flat;
-        float grid;
-    } shapes[] = {{64, 16, 1500, false, 0}, {64, 32, 512, false, 0},   {64, 16, 0, true, 0},         {64, 32, 0, true, 0},
-                  {128, 16, 512, false, 0}, {128, 32, 1500, false, 0}, {256, 16, 0, false, 0x1p-5f}, {256, 32, 1500, false, 0}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const struct coding coding = {&codec_pq, shapes[i].width, 12, 0};
-        struct made made;
-        centroids_form.period = shapes[i].period, centroids_form.flat = shapes[i].flat, centroids_grid = shapes[i].grid;
-        make(&made, coding, coding, shapes[i].hd, shapes[i].flat ? number_between : number_of_any_size);
-        made.s.encode.n_layers = 1, made.s.encode.n = 1;
-        struct difference d = compare(&made);
-        unmake(&made);
-        print_message("%u x 12, shape %zu, head_dim %zu: %zu of %zu bytes differ\n", coding.width, i, shapes[i].hd, d.bytes, d.of);
-        assert_int_equal(d.bytes, 0);
-    }
-    centroids_form.period = 0, centroids_form.flat = false, centroids_grid = 0;
+    static const struct many_centroids shapes[] = {{64, 16, 1, 1500, false, 0, 0},     {64, 32, 1, 512, false, 0, 0},
+                                                   {64, 16, 1, 0, true, 0, 0},         {64, 32, 1, 0, true, 0, 0},
+                                                   {128, 16, 1, 512, false, 0, 0},     {128, 32, 1, 1500, false, 0, 0},
+                                                   {256, 16, 1, 0, false, 0x1p-5f, 0}, {256, 32, 1, 1500, false, 0, 0}};
+    check_many(shapes, sizeof shapes / sizeof *shapes);
+}
+
+/* The same of 4 channels, for one page and for several; and of centroids and rows of other sizes: smaller than normal halves, many times one, and
+ * beyond the scores' range. */
+static void codes_of_many_narrow_centroids_are_those_of_the_cpu(void **unused) {
+    (void)unused;
+    static const struct many_centroids shapes[] = {{64, 4, 1, 1500, false, 0, 0},     {64, 4, 3, 1500, false, 0, 0},
+                                                   {64, 4, 2, 512, false, 0, 0},      {64, 4, 2, 128, false, 0, 0},
+                                                   {64, 4, 2, 0, true, 0, 0},         {96, 4, 2, 0, false, 0, 64},
+                                                   {64, 4, 2, 0, false, 0, 0x1p-16f}, {64, 4, 2, 0, false, 0, 0x1p13f}};
+    check_many(shapes, sizeof shapes / sizeof *shapes);
 }
 
 /* Keys that are rotated back to a run, or rows that are normalized, may differ in a last place: now and then another centroid is nearest. */
@@ -196,6 +227,7 @@ static void codes_of_runs_and_shapes_are_nearly(void **unused) {
         report((struct coding){&codec_gain_shape, 2u << i, 8, 0}, head_dims[i], 1e-3);
     }
     report((struct coding){&codec_gain_shape, 16, 12, 0}, 128, 1e-3);
+    report((struct coding){&codec_vq, 4, 12, 0}, 64, 1e-3);
 }
 
 static void sides_may_be_of_two_codecs(void **unused) {
@@ -206,9 +238,11 @@ static void sides_may_be_of_two_codecs(void **unused) {
 
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(codes_are_those_of_the_cpu), cmocka_unit_test(of_equal_centroids_the_first_is_taken),
-        cmocka_unit_test(codes_of_many_centroids_are_those_of_the_cpu), cmocka_unit_test(codes_of_runs_and_shapes_are_nearly),
-        cmocka_unit_test(sides_may_be_of_two_codecs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(codes_are_those_of_the_cpu),
+                                       cmocka_unit_test(of_equal_centroids_the_first_is_taken),
+                                       cmocka_unit_test(codes_of_many_centroids_are_those_of_the_cpu),
+                                       cmocka_unit_test(codes_of_many_narrow_centroids_are_those_of_the_cpu),
+                                       cmocka_unit_test(codes_of_runs_and_shapes_are_nearly),
+                                       cmocka_unit_test(sides_may_be_of_two_codecs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

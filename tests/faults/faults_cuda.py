@@ -9,7 +9,8 @@ STREAM = "test_cuda_evict_emulated streaming_equals*"
 KERNELS = "test_attend_decode_emulated codecs_heads*"
 ENCODE = "test_encode_transform_emulated"
 COMMVQ = "test_encode_commvq_emulated codes_are_nearly*"
-CENTROIDS = "test_encode_centroids_emulated codes_of_many*"
+CENTROIDS = "test_encode_centroids_emulated codes_of_many_centroids*"
+NARROW = "test_encode_centroids_emulated codes_of_many_narrow*"
 ANCHORS = "test_cuda_anchors_emulated attention_reads*"
 ALIBI = "test_cuda_anchors_emulated alibi*"
 SCORES = "test_anchor_kernels_emulated"
@@ -116,6 +117,12 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "encode_scores_wide.cuh", "within < 0 || near[2]", "within < 0 || (near[2] && !FAULT)", CENTROIDS, "antkv-0.75: a lane's third run is left out"),
     (KV + "encode_scores_wide.cuh", "sum_of_quad(sum) < 0x1p15f", "sum_of_quad(sum) < (FAULT ? INFINITY : 0x1p15f)", CENTROIDS, "antkv-0.75: rows beyond halves are scored"),
     (KV + "encode_scores_wide.cuh", "(value == best && j < code)", "(value == best && (FAULT ? j > code : j < code))", CENTROIDS, "antkv-0.75: of equal centroids the last is taken"),
+    (KV + "encode_scores_resident.cuh", "bias * (128 * 0x1p-22f)", "(FAULT ? 0 : bias) * (128 * 0x1p-22f)", NARROW, "million-3: scores are taken as if sums were exact"),
+    (KV + "encode_scores_resident.cuh", "all = all || kept[2][t][lane] <= limit;", "all = all || (!FAULT && kept[2][t][lane] <= limit);", NARROW, "million-3: a lane's third run is left out"),
+    (KV + "encode_scores_resident.cuh", "bounded = bias < 0x1p15f", "bounded = (FAULT || bias < 0x1p15f)", NARROW, "million-3: rows beyond halves are scored"),
+    (KV + "encode_scores_resident.cuh", "least == best && least_code < code", "least == best && (FAULT ? least_code > code : least_code < code)", NARROW, "million-3: of equal centroids the last is taken"),
+    (KV + "encode_scores_resident.cuh", "j / RESIDENT_RUN % 4 * 2 + j % 2;", "j / RESIDENT_RUN % 4 * 2 + (FAULT ? 0 : j % 2);", NARROW, "million-3: records of two centroids lie in one place"),
+    (KV + "encode_scores_resident.cuh", "own.operands[0][t], own.operands[1][t])", "own.operands[0][t], own.operands[FAULT ? 0 : 1][t])", NARROW, "million-3: scores leave out what rounding rows to halves leaves"),
     (KV + "encode_commvq_search.cuh", "scale.tolerance = limits", "scale.tolerance = FAULT ? 0 : limits", COMMVQ, "commvq: the nearest codeword in units is taken for the nearest"),
     (KV + "encode_commvq_search.cuh", ": kind ? -x.re[j]", ": kind && !FAULT ? -x.re[j]", COMMVQ, "commvq: products with i z take real parts of the wrong sign"),
     (KV + "encode_commvq_search.cuh", "(int)(255 * view.rounds)", "(int)((FAULT ? 254 : 255) * view.rounds)", COMMVQ, "commvq: sums of real parts are not centred"),

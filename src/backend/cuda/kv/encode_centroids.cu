@@ -4,7 +4,9 @@
  * A block of 256 threads has a page. Where sub-vectors have 16 or 32 channels, it goes through all centroids together (encode_scores_wide.cuh).
  * Otherwise a warp takes a sub-vector at a time, a lane two tokens of it. Of 2, 4 or 8 channels tensor cores find the few centroids that may be
  * nearest (encode_scores.cuh), and the lane goes through these; of other widths through all in order, 8 of them for each reading of its tokens.
- * Numbers of centroids are copied to shared memory while the sub-vector's own are made ready. */
+ * Numbers of centroids are copied to shared memory while the sub-vector's own are made ready. Of pq, where sub-vectors have 4 channels and
+ * many centroids, a block has one sub-vector of many pages instead (encode_scores_resident.cuh). */
+#include "backend/cuda/kv/encode_scores_resident.cuh"
 #include "backend/cuda/kv/encode_scores_wide.cuh"
 #include "backend/cuda/launch.cuh"
 #include "format/pq.h"
@@ -127,16 +129,6 @@ static __device__ void find_values(const struct centroid_view &view, const centr
     }
 }
 
-/* Writes, by a warp, the codes of its lanes' tokens lane and lane + 32; where there is no token they are 0. */
-static __device__ inline void write_part(const struct centroid_view &view, const uint32_t (&code)[2], uint32_t tokens,
-                                         uint16_t *codes, uint8_t *bytes) {
-    const uint32_t lane = threadIdx.x % 32;
-    codes[lane] = (uint16_t)(lane < tokens ? code[0] : 0);
-    codes[lane + 32] = (uint16_t)(lane + 32 < tokens ? code[1] : 0);
-    __syncwarp();
-    write_codes(codes, view.shape.bits, bytes);
-}
-
 /* Finds, by a warp, the codes of a sub-vector and writes them. Of a group of centroids that a row meets together only the least value
  * is kept; which of the group has it is found once for a token, by the same sums again. */
 template <int HD>
@@ -175,7 +167,7 @@ static __device__ void search_part(const struct centroid_view &view, uint32_t pa
                 if (value[0][i] == best[r]) code[r] = first + group[r] + i;
         }
     }
-    write_part(view, code, tokens, own.codes, bytes);
+    write_part(view.shape.bits, code, tokens, own.codes, bytes);
 }
 
 /* Does the same for WIDTH 2, 4 or 8 and at least 64 centroids: tensor cores find the few that may be nearest. */
@@ -207,7 +199,7 @@ static __device__ void score_part(const struct centroid_view &view, uint32_t par
                 }
             }
     }
-    write_part(view, code, tokens, own.codes, bytes);
+    write_part(view.shape.bits, code, tokens, own.codes, bytes);
 }
 
 template <int HD, int WIDTH>
@@ -272,6 +264,31 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     write_gains(view, job, m);
 }
 
+constexpr uint32_t RESIDENT_PAGES = 64; /* that a block goes through: against as many, making the records is little */
+
+/* Encodes pages; blockIdx.x = (pages * Hk + head) * sub-vectors + sub-vector. */
+static __global__ void __launch_bounds__(TRANSFORM_THREADS, 2)
+    encode_resident_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
+    extern __shared__ __align__(16) uint8_t memory[];
+    resident_memory &m = *(resident_memory *)memory;
+    const uint32_t parts = e.heads.head_dim / RESIDENT_WIDTH, numbered = blockIdx.x % parts, kv_heads = e.heads.kv_heads;
+    const uint32_t head = blockIdx.x / parts % kv_heads, first = blockIdx.x / parts / kv_heads * RESIDENT_PAGES;
+    const int side = sides.first + (int)blockIdx.z;
+    const size_t place = (size_t)(e.layer + blockIdx.y) * kv_heads + head;
+    const struct centroid_view &view = ((const struct centroid_view *)e.learned[side])[place];
+    const struct resident_part part = resident_part_of(view, numbered);
+    make_records(view, part, e.heads.head_dim, m.records);
+    __syncthreads();
+    const uint32_t end = min(e.n, first + RESIDENT_PAGES);
+    for (uint32_t item = first + threadIdx.x / 32; item < end; item += WARPS) {
+        const struct page_job job = page_of_item(e, blockIdx.y, item, head, side);
+        uint32_t code[2];
+        search_resident(part, job.rows, e.token_stride, job.count, m, code);
+        write_part(view.shape.bits, code, job.count, m.of[threadIdx.x / 32].codes,
+                   job.page + numbered * PAGE_PQ_PART(view.shape.bits));
+    }
+}
+
 template <int HD>
 static __global__ void __launch_bounds__(TRANSFORM_THREADS)
     decode_centroids_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
@@ -312,12 +329,32 @@ static uint32_t scored_width(struct centroid_shape shape) {
     return scored ? width : 0;
 }
 
+/* Returns whether blocks keep a sub-vector's centroids: of rows that are encoded as they come, in pages without bytes behind the codes. */
+static bool is_resident(const struct encode *encode, int side) {
+    const struct centroid_shape shape = encode->centroid[side];
+    const uint32_t k = 1u << shape.bits;
+    return shape.width == RESIDENT_WIDTH && k >= RESIDENT_LEAST && k <= RESIDENT_MOST && encode->codec[side] == CODEC_PQ &&
+           (side == CODEC_VALUES || !encode->heads.n_rot) && encode->heads.head_dim % 32 == 0 &&
+           sizeof(resident_memory) <= (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+}
+
+static cudaError_t encode_resident(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    const uint32_t blocks = (encode->n + RESIDENT_PAGES - 1) / RESIDENT_PAGES, parts = encode->heads.head_dim / RESIDENT_WIDTH;
+    const cudaError_t result = allow_shared(encode_resident_kernel, sizeof(resident_memory));
+    if (result != cudaSuccess) return result;
+    encode_resident_kernel<<<dim3(blocks * encode->heads.kv_heads * parts, encode->n_layers, (unsigned)sides.n), TRANSFORM_THREADS,
+                             sizeof(resident_memory), stream>>>(*encode, sides);
+    return cudaGetLastError();
+}
+
 cudaError_t encode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
     const uint32_t width = scored_width(encode->centroid[sides.first]);
-    if (sides.n == 2 && scored_width(encode->centroid[CODEC_VALUES]) != width) {
+    const bool resident = is_resident(encode, sides.first);
+    if (sides.n == 2 && (scored_width(encode->centroid[CODEC_VALUES]) != width || is_resident(encode, CODEC_VALUES) != resident)) {
         const cudaError_t result = encode_centroids(encode, (struct encode_sides){CODEC_KEYS, 1}, stream);
         return result != cudaSuccess ? result : encode_centroids(encode, (struct encode_sides){CODEC_VALUES, 1}, stream);
     }
+    if (resident) return encode_resident(encode, sides, stream);
     switch (width) {
     case 2: return encode_width<2>(encode, sides, stream);
     case 4: return encode_width<4>(encode, sides, stream);

@@ -38,11 +38,17 @@ static __device__ inline struct page_job rows_of_item(const struct encode &e, ui
     return job;
 }
 
-static __device__ inline struct page_job job_of_block(const struct encode &e, struct encode_sides sides) {
-    const uint32_t kv_heads = e.heads.kv_heads;
-    struct page_job job = rows_of_item(e, blockIdx.y, blockIdx.x / kv_heads, blockIdx.x % kv_heads, sides.first + (int)blockIdx.z);
+/* Does the same, with the page. */
+static __device__ inline struct page_job page_of_item(const struct encode &e, uint32_t layer, uint32_t item, uint32_t head,
+                                                      int side) {
+    struct page_job job = rows_of_item(e, layer, item, head, side);
     job.page = page_address(&job.item->set, places_of(e, *job.item) + job.place, job.side);
     return job;
+}
+
+static __device__ inline struct page_job job_of_block(const struct encode &e, struct encode_sides sides) {
+    const uint32_t kv_heads = e.heads.kv_heads;
+    return page_of_item(e, blockIdx.y, blockIdx.x / kv_heads, blockIdx.x % kv_heads, sides.first + (int)blockIdx.z);
 }
 
 static inline dim3 encode_grid(const struct encode *e, struct encode_sides sides) {

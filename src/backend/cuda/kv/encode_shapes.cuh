@@ -36,6 +36,16 @@ static __device__ inline void write_codes(const uint16_t *codes, uint32_t bits, 
     }
 }
 
+/* Writes, by a warp, the codes of its lanes' tokens lane and lane + 32; where there is no token they are 0. */
+static __device__ inline void write_part(uint32_t bits, const uint32_t (&code)[2], uint32_t tokens, uint16_t *codes,
+                                         uint8_t *bytes) {
+    const uint32_t lane = threadIdx.x % 32;
+    codes[lane] = (uint16_t)(lane < tokens ? code[0] : 0);
+    codes[lane + 32] = (uint16_t)(lane + 32 < tokens ? code[1] : 0);
+    __syncwarp();
+    write_codes(codes, bits, bytes);
+}
+
 /* ---- Normalized rows */
 
 typedef float token_sums[TOKEN_PARTS][2][PAGE_TOKENS];
