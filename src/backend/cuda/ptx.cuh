@@ -206,7 +206,8 @@ template <int UNIT> PTX_INLINE void copy_async(uint32_t to, const void *from, bo
 PTX_INLINE void copy_once(uint32_t to, const void *from) {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
+                 : "memory");
 }
 PTX_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /* Waits until all but the newest N groups of this lane's copies are there; a __syncwarp makes the other lanes' visible. */

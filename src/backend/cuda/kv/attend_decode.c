@@ -33,6 +33,13 @@ uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys,
     return splits ? (uint32_t)splits : 1;
 }
 
+uint32_t attend_decode_row_splits(const struct head_view *heads, uint32_t multiprocessors, uint64_t rows) {
+    const uint64_t busy = (rows + 16 * WARPS - 1) / (16 * WARPS),
+                   most = multiprocessors / heads->kv_heads; /* a warp reads 16 at once */
+    const uint64_t splits = busy < most ? busy : most;
+    return splits ? (uint32_t)splits : 1;
+}
+
 uint32_t attend_decode_multiprocessor_parts(const struct head_view *heads, uint32_t multiprocessors, uint32_t parts) {
     return (uint32_t)(((uint64_t)heads->kv_heads * parts + multiprocessors - 1) / multiprocessors);
 }

@@ -24,6 +24,9 @@ size_t attend_decode_run_words(const struct head_view *heads, enum codec_id keys
 uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys, uint32_t multiprocessors, uint32_t n_rows,
                               uint32_t pages);
 
+/* Returns the number of splits that serves a row well that reads so many rows of halves and no page. */
+uint32_t attend_decode_row_splits(const struct head_view *heads, uint32_t multiprocessors, uint64_t rows);
+
 /* Returns how many parts a multiprocessor reads, rounded up, if all are dealt evenly, of which the rows have `parts` together for each KV
  * head; rows of several rates those of the rate with most. */
 uint32_t attend_decode_multiprocessor_parts(const struct head_view *heads, uint32_t multiprocessors, uint32_t parts);

@@ -24,6 +24,7 @@ struct group {
     uint32_t multiprocessor_parts;
     uint32_t rates;         /* as of struct attend_decode */
     uint32_t page_bytes[2]; /* of the largest page, by side */
+    enum codec_id codec[2]; /* as they are read */
     bool evicts;            /* exact rows stand at other positions */
     bool chooses;           /* some row chooses tokens */
 };
@@ -188,7 +189,20 @@ static uint32_t bucket(uint32_t n) {
     return to;
 }
 
-static bool alike(const struct cache *a, const struct cache *b) { return a->tables == b->tables; }
+/* Returns whether a cache has rows of halves alone, which the codec's kernels would leave to one CTA for each KV head, while those of f16
+ * have all of them read rows. So a sequence that waits for its transforms is read as fast as one of f16. */
+static bool reads_rows_alone(const struct cache *cache) {
+    return cuda_codec_of(cache->codec[CODEC_KEYS])->form->halves_apart && !cache->base.pages.n_sealed;
+}
+
+/* Returns the codec by whose kernels a cache's side is read. */
+static enum codec_id codec_read(const struct cache *cache, enum codec_side side) {
+    return reads_rows_alone(cache) ? CODEC_F16 : cache->codec[side];
+}
+
+static bool belongs(const struct group *group, const struct cache *cache) {
+    return group->cache->tables == cache->tables && group->codec[CODEC_KEYS] == codec_read(cache, CODEC_KEYS);
+}
 
 /* Returns how many runs further the next one is of which a rank has pages, which are dealt run by run. */
 static uint32_t run_step(const struct cache *cache) { return cache->base.shape.ranks ? cache->base.shape.ranks->ranks : 1; }
@@ -206,6 +220,7 @@ static uint32_t set_splits(const struct cache *cache, const struct choice *choic
     const uint32_t multiprocessors = (uint32_t)device_multiprocessors();
     const enum codec_id keys = cache->codec[CODEC_KEYS];
     uint32_t all = 0;
+    if (reads_rows_alone(cache)) return attend_decode_row_splits(&cache->heads, multiprocessors, cache->base.plan.after.length);
     if (rates_of(&cache->base) == 1)
         return attend_decode_splits(&cache->heads, keys, multiprocessors, 1,
                                     (choice->made ? choice->pages_read : (uint32_t)cache->pages_most) +
@@ -222,9 +237,10 @@ static uint32_t set_splits(const struct cache *cache, const struct choice *choic
 static void add_to_group(struct batch_memory *b, struct cache *cache, const struct sequence_view *view, uint32_t row,
                          uint32_t splits, bool chooses) {
     struct group *group = b->n_groups ? &b->groups[b->n_groups - 1] : NULL;
-    if (!group || !alike(group->cache, cache)) {
+    if (!group || !belongs(group, cache)) {
         group = &b->groups[b->n_groups++];
-        *group = (struct group){.cache = cache, .first_row = row};
+        *group = (struct group){
+            .cache = cache, .first_row = row, .codec = {codec_read(cache, CODEC_KEYS), codec_read(cache, CODEC_VALUES)}};
     }
     group->n_rows += (uint32_t)cache->base.plan.n;
     if (splits > group->splits) group->splits = splits;
@@ -300,8 +316,8 @@ static enum terse_status begin_part(struct batch_memory *b, struct cache *const 
     cudaEventSynchronize(b->sent);
     stage(b, caches, n);
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
-        size_t own = attend_decode_part_floats(&g->cache->heads, g->cache->codec[CODEC_KEYS], g->n_rows, g->splits);
-        size_t own_words = attend_decode_run_words(&g->cache->heads, g->cache->codec[CODEC_KEYS], g->n_rows, g->runs);
+        size_t own = attend_decode_part_floats(&g->cache->heads, g->codec[CODEC_KEYS], g->n_rows, g->splits);
+        size_t own_words = attend_decode_run_words(&g->cache->heads, g->codec[CODEC_KEYS], g->n_rows, g->runs);
         if (own > floats) floats = own;
         if (own_words > words) words = own_words;
     }
@@ -331,7 +347,7 @@ uint64_t batch_key(const struct batch_memory *b) {
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         key = mixed(mixed(key, g->cache->tables->number), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
         key = mixed(mixed(mixed(key, g->first_row), g->n_rows), (uint64_t)g->runs << 32 | g->splits);
-        key = mixed(key, g->multiprocessor_parts);
+        key = mixed(mixed(key, g->multiprocessor_parts), (uint64_t)g->codec[CODEC_KEYS]);
         key = mixed(mixed(key, (uint64_t)g->chooses << 32 | g->rates), (uint64_t)g->page_bytes[0] << 32 | g->page_bytes[1]);
     }
     return key;
@@ -361,7 +377,7 @@ static float *exact_queries(const struct batch_memory *b, const struct group *g,
 
 /* Returns whether the launch of a group's attention appends its rows, if their queries have come with them. */
 static bool appends(const struct group *g) {
-    return cuda_codec_of(g->cache->codec[CODEC_KEYS])->form->appends && !g->chooses && !g->evicts;
+    return cuda_codec_of(g->codec[CODEC_KEYS])->form->appends && !g->chooses && !g->evicts;
 }
 
 static struct append_decode append_of(const struct batch_memory *b, const struct group *g, const struct kv_rows *own,
@@ -402,7 +418,7 @@ static cudaError_t launch_attention(const struct batch_memory *b, const struct g
     const struct cache_shape *shape = &g->cache->base.shape;
     struct attend_decode attend = {.heads = g->cache->heads,
                                    .layer = own->layer,
-                                   .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
+                                   .codec = {g->codec[CODEC_KEYS], g->codec[CODEC_VALUES]},
                                    .places = tables->place_views,
                                    .centroid = {centroid_shape_of(&method->key), centroid_shape_of(&method->value)},
                                    .learned = {tables->learned[CODEC_KEYS], tables->learned[CODEC_VALUES]},
