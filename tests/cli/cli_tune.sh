@@ -32,7 +32,17 @@ sys.exit(not (len(points) == 3 and inside and len(front) == 2 and {"terse-1", "q
 END
 
 # The figures are those of terse perplexity on the same windows, and the bytes are the cache's.
-works "${tune[@]}" -o csv
+if "$terse" "${tune[@]}" -o csv --plot "$work/front.png" >"$work/out" 2>"$work/err"; then
+    python3 - "$work/front.png" <<'END' || fail "no PNG of 1520 x 960: $(head -c 64 "$work/front.png" | od -c)"
+import struct, sys
+data = open(sys.argv[1], "rb").read()
+size = struct.unpack(">II", data[16:24])
+sys.exit(not (data[:8] == b"\x89PNG\r\n\x1a\n" and size == (1520, 960) and len(data) > 8000 and data[-8:-4] == b"IEND"))
+END
+else
+    grep -q 'PNG takes librsvg' "$work/err" || fail "PNG: $(cat "$work/err")"
+    works "${tune[@]}" -o csv
+fi
 cp "$work/out" "$work/rows.csv"
 [ "$(csv_fields "$work/rows.csv")" -eq 10 ] || fail "CSV: $(cat "$work/rows.csv")"
 works perplexity -f "$text" -c 512 --chunks 2 --kl-divergence-base "$work/base"
@@ -99,14 +109,4 @@ refuses '--time takes a time' tune --time 0s
 refuses '--budget takes a size' tune --budget 2X
 refuses '512 tokens take [0-9.]* MiB with terse-1, the least of all: allow as much, or lower -c' "${tune[@]}" --budget 1M
 refuses '--plot .*/front.pdf: it draws SVG and PNG' "${tune[@]}" --plot "$work/front.pdf"
-if "$terse" "${tune[@]}" --plot "$work/front.png" >"$work/out" 2>"$work/err"; then
-    python3 - "$work/front.png" <<'END' || fail "no PNG of 1520 x 960: $(head -c 64 "$work/front.png" | od -c)"
-import struct, sys
-data = open(sys.argv[1], "rb").read()
-size = struct.unpack(">II", data[16:24])
-sys.exit(not (data[:8] == b"\x89PNG\r\n\x1a\n" and size == (1520, 960) and len(data) > 8000 and data[-8:-4] == b"IEND"))
-END
-else
-    grep -q 'PNG takes librsvg' "$work/err" || fail "PNG: $(cat "$work/err")"
-fi
 refuses 'cannot write .*none/front.svg' "${tune[@]}" --plot "$work/none/front.svg"

@@ -35,9 +35,21 @@ def open_browser():
 
 
 class PageTest(served.ServedTest):
+    """Tests that share a browser, too; each opens the page anew, which keeps nothing in the browser."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.browser = open_browser()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.quit()
+        super().tearDownClass()
+
     def setUp(self):
-        self.browser = open_browser()
-        self.addCleanup(self.browser.quit)
+        for command in ("Emulation.clearDeviceMetricsOverride", "Emulation.setEmulatedMedia"):
+            self.browser.execute_cdp_cmd(command, {})
         self.open(self.server)
 
     def open(self, server):

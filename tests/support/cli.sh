@@ -40,20 +40,10 @@ works() {
     [ "$status" -eq 0 ] || fail "terse $*: exit $status: $(cat "$work/err")"
 }
 
-# interrupts ARGUMENTS: SIGINT as soon as there is output, or a line of progress, ends the command with exit 130, long before its
-# work would be done.
+# interrupts ARGUMENTS: SIGINT as soon as there is output, or progress at a terminal, ends the command with exit 130, long before its work would be done.
 interrupts() {
-    local pid
-    rm -f "$work/out" "$work/err" # of an earlier command, which must not pass for this one's
-    "$terse" "$@" >"$work/out" 2>"$work/err" </dev/null &
-    pid=$!
-    for _ in $(seq 600); do
-        [ -s "$work/out" ] || [ -s "$work/err" ] && break
-        sleep 0.1
-    done
-    kill -INT "$pid"
     status=0
-    wait "$pid" || status=$?
+    python3 "$(dirname "${BASH_SOURCE[0]}")/interrupt.py" "$work/out" "$work/err" "$terse" "$@" || status=$?
     [ "$status" -eq 130 ] || fail "terse $*: exit $status after an interrupt: $(cat "$work/err")"
 }
 

@@ -17,6 +17,9 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 /* The headers have been read as by a host's compiler; from here on sources may take this for CUDA. */
 #define __CUDACC__ 1
@@ -226,13 +229,24 @@ inline float __uint_as_float(unsigned u) {
     return x;
 }
 inline float __int_as_float(int u) { return __uint_as_float((unsigned)u); }
-/* The toolkit's own for hosts takes ten times as long. The integer of a half's digits counts units of 2^-24 if it is subnormal, else of
- * 2^(exponent - 25). */
+/* The toolkit's own for hosts take ten times as long. */
+#ifdef __F16C__
+inline float emulated_half_to_float(__half half) { return _cvtsh_ss(__half_raw(half).x); }
+inline __half emulated_half_from_float(float x) {
+    __half_raw half;
+    half.x = isnan(x) ? 0x7fff : _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+    return half;
+}
+#define __float2half_rn emulated_half_from_float
+#define __float2half emulated_half_from_float
+#else
+/* The integer of a half's digits counts units of 2^-24 if it is subnormal, else of 2^(exponent - 25). */
 inline float emulated_half_to_float(__half half) {
     const unsigned bits = __half_raw(half).x, exponent = bits >> 10 & 31, normal = exponent != 0, sign = (bits & 0x8000u) << 16;
     if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | (bits & 0x3ffu) << 13);
     return (float)(int)((bits & 0x3ffu) | normal << 10) * __uint_as_float(sign | (exponent + 1 - normal + 102) << 23);
 }
+#endif
 #define __half2float emulated_half_to_float
 /* The toolkit has this for devices alone. */
 inline __half emulated_half_fma(__half a, __half b, __half c) {
