@@ -19,6 +19,14 @@ __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { 
 
 /* ---- Into a product */
 
+/* A row_work says at compile time what is done to rows. A step does little with each kernel's instructions and fetches them anew in each
+ * layer, so that a kernel for all forms, of 90 KB, took longer to be fetched than to be executed. */
+template <enum row_kind KIND, enum activation ACTIVATION, bool QUADS>
+struct row_work {
+    static constexpr enum row_kind kind = KIND; static constexpr enum activation activation = ACTIVATION; /* of ROW_ACTIVATION */
+    static constexpr bool quads = QUADS; /* the width is a multiple of 4 */
+};
+
 struct row_source {
     struct row_form form;
     const float *x, *factor; /* the row's; x NULL: it is one of zeros */
@@ -32,9 +40,9 @@ struct quad {
 };
 
 /* Loads numbers 4q .. 4q + 3 of a row, 0 beyond its end. */
-__device__ static inline quad load_quad(const float *row, uint32_t q, uint32_t width) {
+template <bool QUADS> __device__ static inline quad load_quad(const float *row, uint32_t q, uint32_t width) {
     quad r = {};
-    if (width % 4 == 0) {
+    if constexpr (QUADS) {
         if (4 * q < width) *(float4 *)r.of = ((const float4 *)row)[q];
     } else {
         for (uint32_t i = 0; i < 4; i++)
@@ -44,19 +52,19 @@ __device__ static inline quad load_quad(const float *row, uint32_t q, uint32_t w
 }
 
 /* Returns a row's q-th four numbers in the given form. */
-__device__ static inline quad row_values(const struct row_source &s, uint32_t q) {
+template <class WORK> __device__ static inline quad row_values(const struct row_source &s, uint32_t q) {
     const struct norm &norm = s.form.norm;
-    quad x = load_quad(s.x, q, s.width);
-    if (s.form.kind == ROW_NORM) {
-        const quad gain = load_quad(norm.gain, q, s.width);
+    quad x = load_quad<WORK::quads>(s.x, q, s.width);
+    if constexpr (WORK::kind == ROW_NORM) {
+        const quad gain = load_quad<WORK::quads>(norm.gain, q, s.width);
         for (int i = 0; i < 4; i++) x.of[i] = (x.of[i] - s.mean) * s.inverse * gain.of[i];
         if (!norm.bias) return x;
-        const quad bias = load_quad(norm.bias, q, s.width);
+        const quad bias = load_quad<WORK::quads>(norm.bias, q, s.width);
         for (int i = 0; i < 4; i++) x.of[i] += bias.of[i];
-    } else if (s.form.kind == ROW_ACTIVATION) {
+    } else if constexpr (WORK::kind == ROW_ACTIVATION) {
         quad factor = {};
-        if (s.factor) factor = load_quad(s.factor, q, s.width);
-        for (int i = 0; i < 4; i++) x.of[i] = activation_of(s.form.activation, x.of[i], factor.of[i]);
+        if (s.factor) factor = load_quad<WORK::quads>(s.factor, q, s.width);
+        for (int i = 0; i < 4; i++) x.of[i] = activation_of(WORK::activation, x.of[i], factor.of[i]);
     }
     return x;
 }
@@ -70,23 +78,23 @@ __device__ static __noinline__ void seek_not_finite(const struct row_source *s) 
 }
 
 /* Computes mean and 1/sqrt(variance + epsilon) of a row; the mean of RMSNorm is 0. */
-__device__ static inline void norm_numbers(struct row_source *s) {
+template <class WORK> __device__ static inline void norm_numbers(struct row_source *s) {
     const uint32_t quads = divide_up(s->width, 4);
     float sum = 0, squares = 0;
     s->mean = 0;
     if (s->form.norm.kind == NORM_LAYER) {
-#pragma unroll 4
+#pragma unroll 1
         for (uint32_t q = threadIdx.x; q < quads; q += blockDim.x) {
-            const quad x = load_quad(s->x, q, s->width);
+            const quad x = load_quad<WORK::quads>(s->x, q, s->width);
             sum += x.of[0] + x.of[1] + (x.of[2] + x.of[3]);
         }
         s->mean = block_sum(sum) / (float)s->width;
     }
-#pragma unroll 4
+#pragma unroll 1
     for (uint32_t q = threadIdx.x; q < quads; q += blockDim.x) {
-        const quad x = load_quad(s->x, q, s->width);
+        const quad x = load_quad<WORK::quads>(s->x, q, s->width);
         for (uint32_t i = 0; i < 4; i++)
-            if (4 * q + i < s->width) squares += (x.of[i] - s->mean) * (x.of[i] - s->mean);
+            if (WORK::quads || 4 * q + i < s->width) squares += (x.of[i] - s->mean) * (x.of[i] - s->mean);
     }
     squares = block_sum(squares);
     if (s->form.not_finite && !(squares <= FLT_MAX)) seek_not_finite(s);
@@ -131,8 +139,8 @@ __device__ static inline void emit_halves(const struct device_vectors &to, uint3
 }
 
 /* Writes the thirds of numbers: three times eight bits of their significands. */
-__device__ static inline void emit_thirds(const struct device_vectors &to, uint32_t apart, uint32_t row, uint32_t q,
-                                          uint32_t padded, quad x) {
+__device__ static __noinline__ void emit_thirds(const struct device_vectors &to, uint32_t apart, uint32_t row, uint32_t q,
+                                                uint32_t padded, quad x) {
     for (int third = 0; third < 3; third++) {
         uint32_t bits[4];
         for (int i = 0; i < 4; i++) {
@@ -144,26 +152,29 @@ __device__ static inline void emit_thirds(const struct device_vectors &to, uint3
 }
 
 /* Writes a row in the forms of `to`, as its row `row`, of `apart` that a group has room for: a block's work. */
+template <class WORK>
 __device__ static inline void prepare_row(struct row_source &s, const struct device_vectors &to, uint32_t apart, size_t row) {
     const uint32_t width = s.width, there = s.x ? width : 0;
-    if (s.form.kind == ROW_NORM && there) norm_numbers(&s);
-    float most = 0, size = 1;
+    if (WORK::kind == ROW_NORM && there) norm_numbers<WORK>(&s);
+    float most = 0, inverse = 1; /* of the row's size, a power of two */
     if (to.sizes && there) {
-#pragma unroll 4
+#pragma unroll(WORK::kind == ROW_ACTIVATION ? 4 : 1) /* of wide rows a thread has several quads */
         for (uint32_t q = threadIdx.x; q < divide_up(there, 4); q += blockDim.x) {
-            const quad value = row_values(s, q);
+            const quad value = row_values<WORK>(s, q);
             for (int i = 0; i < 4; i++) most = fmaxf(most, fabsf(value.of[i]));
         }
-        size = size_of(block_most(most));
+        const float size = size_of(block_most(most));
+        inverse = 1 / size;
         if (threadIdx.x == 0) to.sizes[row] = size;
     }
     uint32_t halves_width = divide_up(width, 32) * 32,
              padded = to.high || to.thirds ? divide_up(width, WIDTH_STEP) * WIDTH_STEP : halves_width;
+#pragma unroll 1
     for (uint32_t q = threadIdx.x; q < padded / 4; q += blockDim.x) { /* in whole warps where they exchange sums */
         quad value = {};
-        if (4 * q < there) value = row_values(s, q);
+        if (4 * q < there) value = row_values<WORK>(s, q);
         if (to.thirds) emit_thirds(to, apart, row, q, padded, value);
-        for (int i = 0; i < 4; i++) value.of[i] /= size;
+        for (int i = 0; i < 4; i++) value.of[i] *= inverse;
         if (to.high) emit_halves(to, apart, row, q, value);
         if (!to.halves || !there || 4 * q >= halves_width) continue;
         *(uint2 *)((uint16_t *)to.halves + row * halves_width + 4 * q) = make_uint2(
@@ -171,16 +182,18 @@ __device__ static inline void prepare_row(struct row_source &s, const struct dev
     }
 }
 
+template <class WORK>
 __global__ void __launch_bounds__(THREADS)
     prepare_rows(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width, struct device_vectors to) {
     let_next_kernel_begin();
     wait_for_kernels();
     size_t row = blockIdx.x;
     struct row_source s = {form, row < n ? x + row * width : NULL, factor ? factor + row * width : NULL, width, 0, 0};
-    prepare_row(s, to, ROWS_APART(n), row);
+    prepare_row<WORK>(s, to, ROWS_APART(n), row);
 }
 
 /* Prepares the row of a slot. */
+template <class WORK>
 __global__ void __launch_bounds__(THREADS)
     prepare_slots(struct row_form form, const float *x, const float *factor, const int32_t *rows, bool by_slot, uint32_t width,
                   struct device_vectors to) {
@@ -196,7 +209,7 @@ __global__ void __launch_bounds__(THREADS)
     if (to.thirds) to.thirds = (uint16_t *)to.thirds + item * 3 * padded;
     if (to.high) to.sums += item * (padded / 32 * GROUP_SUMS);
     if (to.sizes) to.sizes += item * EACH_ROWS;
-    prepare_row(s, to, EACH_ROWS, blockIdx.x % EACH_ROWS);
+    prepare_row<WORK>(s, to, EACH_ROWS, blockIdx.x % EACH_ROWS);
 }
 
 /* Returns the threads of a block that takes a row. */
@@ -205,38 +218,63 @@ static uint32_t threads_for(uint32_t width) {
     return threads > THREADS ? THREADS : threads;
 }
 
+/* Calls launch(work) with the row_work of rows of such a form. */
+template <bool QUADS, class LAUNCH> static cudaError_t launch_form(const struct row_form &form, LAUNCH launch) {
+    if (form.kind == ROW_PLAIN) return launch(row_work<ROW_PLAIN, ACTIVATION_SWIGLU, QUADS>{});
+    if (form.kind == ROW_NORM) return launch(row_work<ROW_NORM, ACTIVATION_SWIGLU, QUADS>{});
+    switch (form.activation) {
+    case ACTIVATION_SWIGLU: return launch(row_work<ROW_ACTIVATION, ACTIVATION_SWIGLU, QUADS>{});
+    case ACTIVATION_GEGLU: return launch(row_work<ROW_ACTIVATION, ACTIVATION_GEGLU, QUADS>{});
+    case ACTIVATION_SWIGLU_CLAMPED: return launch(row_work<ROW_ACTIVATION, ACTIVATION_SWIGLU_CLAMPED, QUADS>{});
+    case ACTIVATION_GELU: return launch(row_work<ROW_ACTIVATION, ACTIVATION_GELU, QUADS>{});
+    default: return launch(row_work<ROW_ACTIVATION, ACTIVATION_GELU_TANH, QUADS>{});
+    }
+}
+template <class LAUNCH> static cudaError_t launch_rows(const struct row_form &form, uint32_t width, LAUNCH launch) {
+    return width % 4 ? launch_form<false>(form, launch) : launch_form<true>(form, launch);
+}
+
 extern "C" cudaError_t rows_prepare(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width,
                                     const struct device_vectors *to, cudaStream_t stream) {
     const uint32_t rows = (to->high || to->thirds) && n > EACH_ROWS ? divide_up(n, EACH_FILLED) * EACH_FILLED : n;
     if (!n) return cudaSuccess;
-    return launch_early(prepare_rows, dim3(rows), dim3(threads_for(width)), 0, stream, form, x, factor, n, width, *to);
+    return launch_rows(form, width, [&](auto work) {
+        return launch_early(prepare_rows<decltype(work)>, dim3(rows), dim3(threads_for(width)), 0, stream, form, x, factor, n,
+                            width, *to);
+    });
 }
 
 extern "C" cudaError_t rows_prepare_slots(struct row_form form, const float *x, const float *factor, const int32_t *rows,
                                           uint32_t n_slots, bool by_slot, uint32_t width, const struct device_vectors *to,
                                           cudaStream_t stream) {
-    return launch_early(prepare_slots, dim3(n_slots), dim3(threads_for(width)), 0, stream, form, x, factor, rows, by_slot, width,
-                        *to);
+    return launch_rows(form, width, [&](auto work) {
+        return launch_early(prepare_slots<decltype(work)>, dim3(n_slots), dim3(threads_for(width)), 0, stream, form, x, factor,
+                            rows, by_slot, width, *to);
+    });
 }
 
 /* ---- By themselves */
 
+template <class WORK>
 __global__ void __launch_bounds__(THREADS) add_norm_rows(struct norm norm, const float *x, uint32_t width, float *out) {
     let_next_kernel_begin();
     wait_for_kernels();
     const size_t row = blockIdx.x;
     struct row_source s = {{}, x + row * width, NULL, width, 0, 0};
     s.form.kind = ROW_NORM, s.form.norm = norm;
-    norm_numbers(&s);
+    norm_numbers<WORK>(&s);
     for (uint32_t q = threadIdx.x; q < divide_up(width, 4); q += blockDim.x) {
-        const quad value = row_values(s, q);
+        const quad value = row_values<WORK>(s, q);
         for (uint32_t i = 0; i < 4 && 4 * q + i < width; i++) out[row * width + 4 * q + i] += value.of[i];
     }
 }
 
 extern "C" cudaError_t rows_add_norm(struct norm norm, const float *x, uint32_t n, uint32_t width, float *out,
                                      cudaStream_t stream) {
-    return n ? launch_early(add_norm_rows, dim3(n), dim3(threads_for(width)), 0, stream, norm, x, width, out) : cudaSuccess;
+    if (!n) return cudaSuccess;
+    const auto kernel = width % 4 ? add_norm_rows<row_work<ROW_NORM, ACTIVATION_SWIGLU, false>>
+                                  : add_norm_rows<row_work<ROW_NORM, ACTIVATION_SWIGLU, true>>;
+    return launch_early(kernel, dim3(n), dim3(threads_for(width)), 0, stream, norm, x, width, out);
 }
 
 /* Normalizes heads, a warp each, since they are short. */
