@@ -217,6 +217,29 @@ template <int HD, int NQ> struct transform_ring {
 
 /* ---- Shared memory */
 
+/* A summed_quad says which planes make up a quad's components, and by what their sums and the components are multiplied. */
+struct summed_quad {
+    unsigned plane[2];
+    float scale[2]; /* of codes where they lie in their nibble */
+    float zero;     /* what weights times gains of 1 in all add to a component by the planes' largest codes */
+    float4 step;
+};
+ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
+    const struct transform_quad of = view.quad[quad];
+    summed_quad to;
+    to.zero = 0;
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        const bool there = p < of.planes;
+        to.plane[p] = of.plane[there ? p : 0];
+        const struct transform_plane plane = view.layout.plane[to.plane[p]];
+        to.scale[p] = there ? scale_in_place(plane) : 0;
+        to.zero = fmaf(to.scale[p], (float)(((1 << plane.bits) - 1) << plane.shift), to.zero);
+    }
+    to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
+    return to;
+}
+
 /* A warp's sums by plane lie as float4 [4 tiles of queries][planes_stride], the last two of which are a query's state and nothing. */
 __host__ __device__ constexpr uint32_t planes_stride(uint32_t planes) { return (planes + 7) / 8 * 8 + 2; }
 __host__ __device__ constexpr uint32_t planes_bytes(uint32_t tiles, uint32_t planes) {
@@ -226,12 +249,16 @@ __host__ __device__ constexpr uint32_t planes_bytes(uint32_t tiles, uint32_t pla
 template <int HD, int NQ, int WARPS> struct transform_shared {
     static constexpr int threads = WARPS * 32;
     static constexpr int reader_bytes = HD / 2 * 8; /* of a side */
-    /* The numbers that positions are scored by lie behind the readers of both sides, then where each warp's sums begin; rings follow. */
-    static __host__ __device__ constexpr int sums_at(uint32_t pairs) {
+    /* The numbers that positions are scored by lie behind the readers of both sides, then the quads of values, and where each warp's sums
+     * begin; rings follow. */
+    static __host__ __device__ constexpr int quads_at(uint32_t pairs) {
         return 2 * reader_bytes + (int)position_bytes(NQ, WARPS, pairs);
     }
+    static __host__ __device__ constexpr int sums_at(uint32_t pairs) {
+        return quads_at(pairs) + HD / 4 * (int)sizeof(struct summed_quad);
+    }
     static __host__ __device__ constexpr int rings(uint32_t pairs) {
-        return (sums_at(pairs) + WARPS * (int)sizeof(uint32_t) + 127) / 128 * 128;
+        return (sums_at(pairs) + WARPS * (int)sizeof(uint32_t) + 15) / 16 * 16;
     }
     /* The CTA that reads rows has queries for the window and for exact rows here; then each warp's rows, or their states. */
     static constexpr int row_queries = 2 * ((int)sizeof(query_fragments<HD, 1>) + 127) / 128 * 128;
@@ -264,41 +291,17 @@ ATTEND_INLINE void store_planes(bool writes, uint32_t planes, transform_running<
     }
 }
 
-/* A summed_quad says which planes make up a quad's components, and by what their sums and the components are multiplied. */
-struct summed_quad {
-    unsigned plane[2];
-    float scale[2]; /* of codes where they lie in their nibble */
-    float zero;     /* what weights times gains of 1 in all add to a component by the planes' largest codes */
-    float4 step;
-};
-ATTEND_INLINE summed_quad quad_of(const struct transform_view &view, unsigned quad) {
-    const struct transform_quad of = view.quad[quad];
-    summed_quad to;
-    to.zero = 0;
-#pragma unroll
-    for (int p = 0; p < 2; p++) {
-        const bool there = p < of.planes;
-        to.plane[p] = of.plane[there ? p : 0];
-        const struct transform_plane plane = view.layout.plane[to.plane[p]];
-        to.scale[p] = there ? scale_in_place(plane) : 0;
-        to.zero = fmaf(to.scale[p], (float)(((1 << plane.bits) - 1) << plane.shift), to.zero);
-    }
-    to.step = *reinterpret_cast<const float4 *>(view.step + 4 * quad);
-    return to;
-}
-
 /* Makes a part of the warps' sums by plane, for which it waits, and writes it if `writes`. All threads call this. `sums_at` says where in
  * `memory` each warp's sums begin; 0: it has read no page. */
 template <int HD, int NQ, int WARPS>
-ATTEND_APART void leave_components(bool writes, const struct transform_view &view, uint32_t planes, const uint8_t *memory,
+ATTEND_APART void leave_components(bool writes, const summed_quad *of_values, uint32_t planes, const uint8_t *memory,
                                    const uint32_t *sums_at, const transform_parts<HD> &parts, uint32_t part) {
     constexpr unsigned quads = HD / 4;
     const unsigned items = parts.group * quads, stride = planes_stride(planes);
-    summed_quad own = quad_of(view, threadIdx.x % quads);
     __syncthreads();
     for (unsigned i = threadIdx.x; i < items + parts.group; i += WARPS * 32) { /* the last are states */
         const unsigned query = i < items ? i / quads : i - items, quad = i % quads;
-        if (i >= WARPS * 32 && i < items) own = quad_of(view, quad);
+        const summed_quad own = of_values[quad];
         const float4 *const rows = reinterpret_cast<const float4 *>(memory) + query * stride;
         float m = -INFINITY, weights = 0, of_mean = 0, gained = 0;
         float4 sum = make_float4(0, 0, 0, 0);
@@ -460,6 +463,8 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
                       uniform(keys.view->layout.nibbles), uniform(values.view->layout.nibbles), of_keys.planes,
                       planes_bytes(NQ, of_values.planes));
         ring.start();
+        summed_quad *const quads = reinterpret_cast<summed_quad *>(shared + layout::quads_at(a.pre_rope.pairs));
+        for (unsigned i = threadIdx.x; i < HD / 4; i += layout::threads) quads[i] = quad_of(*values.view, i);
         float2 *const angles =
             reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
                                        position_row_bytes(a.pre_rope.pairs) + warp * position_angle_bytes(a.pre_rope.pairs));
@@ -521,7 +526,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
                 const uint32_t sums = ring.sums_slot(page - 1) - shared_address(shared);
                 if (page > begin) store_planes<HD, NQ>(pass, of_values.planes, r, acc, reinterpret_cast<float4 *>(shared + sums));
                 if (lane == 0) sums_at[warp] = page > begin ? sums : 0;
-                leave_components<HD, NQ, WARPS>(pass, *values.view, of_values.planes, shared, sums_at, parts,
+                leave_components<HD, NQ, WARPS>(pass, quads, of_values.planes, shared, sums_at, parts,
                                                 1 + parts_before + s.part + part);
                 if (!SEVERAL || part + 1 == pages.parts) break;
                 __syncthreads();
@@ -544,7 +549,7 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
     const uint32_t parts = parts_of_ctas(a, RESIDENT), ctas = (a->splits + parts - 1) / parts;
     const auto kernel = parts > 1 ? attend_transform_kernel<HD, NQ, WARPS, RESIDENT, true>
                                   : attend_transform_kernel<HD, NQ, WARPS, RESIDENT, false>;
-    const int rings = layout::rings(a->pre_rope.pairs), ring = (room - rings) / WARPS / 128 * 128, bytes = rings + WARPS * ring;
+    const int rings = layout::rings(a->pre_rope.pairs), ring = (room - rings) / WARPS / 16 * 16, bytes = rings + WARPS * ring;
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     uint32_t left = a->rates ? a->rates : 1;
     struct attend_decode own = *a;
@@ -575,19 +580,18 @@ template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decod
     const int page = (int)(read > sums ? read : sums);
     const int room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
               half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - reserved;
-    const int padded = (page + 127) / 128 * 128;
     if constexpr (bound == 2)
-        if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs) <= half)
+        if (transform_shared<HD, NQ, 8>::least(page, a->pre_rope.pairs) <= half)
             return ctas_are_alone<HD, NQ>(*a) ? launch_transform_warps<HD, NQ, 8, 1>(a, first_query, half, stream)
                                               : launch_transform_warps<HD, NQ, 8, 2>(a, first_query, half, stream);
-    if (transform_shared<HD, NQ, 8>::least(padded, a->pre_rope.pairs) <= room)
+    if (transform_shared<HD, NQ, 8>::least(page, a->pre_rope.pairs) <= room)
         return launch_transform_warps<HD, NQ, 8, 1>(a, first_query, room, stream);
     /* Pages of 8 bits to a component fit the 99 KiB of compute capability 8.6 with 8 warps of 64 channels, 4 of 128, 2 of 256. */
     if constexpr (HD > 64)
-        if (transform_shared<HD, NQ, 4>::least(padded, a->pre_rope.pairs) <= room)
+        if (transform_shared<HD, NQ, 4>::least(page, a->pre_rope.pairs) <= room)
             return launch_transform_warps<HD, NQ, 4, 1>(a, first_query, room, stream);
     if constexpr (HD > 128)
-        if (transform_shared<HD, NQ, 2>::least(padded, a->pre_rope.pairs) <= room)
+        if (transform_shared<HD, NQ, 2>::least(page, a->pre_rope.pairs) <= room)
             return launch_transform_warps<HD, NQ, 2, 1>(a, first_query, room, stream);
     return cudaErrorInvalidConfiguration;
 }

@@ -69,10 +69,9 @@ template <int THREADS> ATTEND_INLINE void copy_position_rows(const struct pre_ro
         copy_async<16>(memory + 16 * i, pre_rope.fragments + 4 * i);
 }
 
-/* All warps of a CTA make its queries and, if `writes`, write them to `to`, as they lie in shared memory. */
+/* All warps of a CTA make its queries and write them to `to`, as they lie in shared memory. */
 template <int HD, int NQ, int WARPS>
-ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, const float *mean, bool writes,
-                                   uint32_t *to) {
+ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct share &s, const float *mean, uint32_t *to) {
     const unsigned lane = lane_id(), pairs = a.pre_rope.pairs, steps = position_steps(pairs);
     if (!pairs) return;
     float2 *const products = reinterpret_cast<float2 *>(to);
@@ -93,11 +92,11 @@ ATTEND_INLINE void stage_positions(const struct attend_decode &a, const struct s
 #pragma unroll
         for (int i = 0; i < (HD + 63) / 64; i++) {
             const unsigned pair = lane + 32 * i;
-            if (writes && pair < 8 * steps)
+            if (pair < 8 * steps)
                 products[(((query / 4 * steps + pair / 8) * 4 + query % 4) * 4 + pair % 4) * 2 + pair / 4 % 2] =
                     make_float2(x[i].x * power.up, x[i].y * power.up);
         }
-        if (writes && lane == 0) factors[query] = query < s.group ? power.down * a.heads.scale * LOG2_E : 0;
+        if (lane == 0) factors[query] = query < s.group ? power.down * a.heads.scale * LOG2_E : 0;
     }
 }
 

@@ -262,10 +262,10 @@ ATTEND_INLINE uint32_t bytes_of(const int32_t (&x)[4], uint32_t byte) {
     return permute(permute((uint32_t)x[0], (uint32_t)x[1], pick), permute((uint32_t)x[2], (uint32_t)x[3], pick), 0x5410);
 }
 
-/* Makes, by a warp, a run's record, and writes it if `writes`. */
+/* Writes, by a warp, a run's record. */
 template <int HD, int NQ>
-ATTEND_INLINE void write_record(bool writes, const lane_scales<HD> &scales, unsigned planes, unsigned first_column,
-                                const runs_memory<HD, NQ> &m, const float (&with_mean)[4 * NQ], uint32_t *record) {
+ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, unsigned first_column, const runs_memory<HD, NQ> &m,
+                                const float (&with_mean)[4 * NQ], uint32_t *record) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4, padded = (planes + 3) / 4 * 4;
 #pragma unroll
     for (int n = 0; n < NQ; n++) {
@@ -292,12 +292,12 @@ ATTEND_INLINE void write_record(bool writes, const lane_scales<HD> &scales, unsi
             const uint32_t low = bytes_of(x, 0);
 #pragma unroll
             for (int c = 0; c < 4; c++) sum += x[c] * scales.most[i], x[c] += 128; /* the lower byte has a sign */
-            if (writes && p < padded)                                              /* behind the last plane scales are zeros */
+            if (p < padded)                                                        /* behind the last plane scales are zeros */
                 *reinterpret_cast<uint2 *>(record + 12 * NQ + (n * padded + p) * 8 + 2 * t) = make_uint2(bytes_of(x, 1), low);
         }
         for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, o);
         const float own = sum_by_lane(with_mean + 4 * n), factor = m.factor[4 * n + t];
-        if (writes && g == 0) {
+        if (g == 0) {
             record[4 * n + t] = __float_as_uint(largest * (1 / BYTES_MOST) * factor);
             record[4 * NQ + 4 * n + t] = __float_as_uint(own * factor);
             record[8 * NQ + 4 * n + t] = (uint32_t)sum;
@@ -318,10 +318,7 @@ static ATTEND_APART void append_heads(const struct append_decode &a, uint32_t ro
 /* Writes, for query heads first_query .. of each group, at most 4 NQ, of every row, the records of all runs from that of the first
  * page to that of the last. Each CTA of a row and KV head writes some of them; the last one writes what positions are scored by instead,
  * where `apart`, else the first one does too. `early` says that the next kernel's CTAs have room beside these, and begin at once; else
- * they begin when the kernels before this one have ended.
- *
- * A CTA that begins early does its work once before the queries are there, with whatever lies in their place, and writes nothing: then
- * the multiprocessor's caches have its instructions and the tables. So queries are read from the L2, not from these caches. */
+ * they begin when the kernels before this one have ended. */
 template <int HD, int NQ>
 __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, bool apart, bool early) {
@@ -356,31 +353,26 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
         for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) m.mean[c] = keys.mean[c];
     }
     take_heads(s, first_query, 4 * NQ);
+    wait_for_kernels();
+    let_next_kernel_begin();
+    if (blockIdx.x == (apart ? shares : 0))
+        stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, position_record<HD, NQ>(a, s));
+    if (from < n) stage_queries<HD, NQ>(a, s, m);
+    __syncthreads();
 #pragma unroll 1
-    for (int pass = kernels_begin_early() && !a.lists_written ? 0 : 1; pass < 2; pass++) {
-        if (pass) wait_for_kernels();
-        if (pass) let_next_kernel_begin();
-        if (blockIdx.x == (apart ? shares : 0))
-            stage_positions<HD, NQ, RUNS_WARPS>(a, s, keys.view->pre_rope_mean, pass, position_record<HD, NQ>(a, s));
-        if (from >= n) continue;
-        stage_queries<HD, NQ>(a, s, m);
+    for (; from < n; from += step) {
+        const uint32_t run = from + warp;
+        const bool mine = warp < at_once && run < n;
+        float with_mean[4 * NQ];
+        if (mine) rotate_queries<HD, NQ>(a.heads, turns, warp * 4 * NQ, m, with_mean);
+        load_turns(a.heads, angles_of(run + step), turns);
         __syncthreads();
-        do {
-            const uint32_t run = from + warp;
-            const bool mine = warp < at_once && run < n;
-            float with_mean[4 * NQ];
-            if (mine) rotate_queries<HD, NQ>(a.heads, turns, warp * 4 * NQ, m, with_mean);
-            if (pass) from += step;
-            load_turns(a.heads, angles_of(from + warp), turns);
-            __syncthreads();
-            for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
-                if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, basis);
-                multiply_tile(basis, tile, m);
-            }
-            __syncthreads();
-            if (mine) write_record(pass, scales, planes, warp * 4 * NQ, m, with_mean, run_record<HD, NQ>(a, s, run));
-        } while (pass && from < n);
-        __syncthreads(); /* what the first pass has left is read */
+        for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
+            if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, basis);
+            multiply_tile(basis, tile, m);
+        }
+        __syncthreads();
+        if (mine) write_record(scales, planes, warp * 4 * NQ, m, with_mean, run_record<HD, NQ>(a, s, run));
     }
     if (a.append.q && blockIdx.x == (apart ? shares : 0)) append_heads(a.append, s.row, s.first_head, s.group);
 }
