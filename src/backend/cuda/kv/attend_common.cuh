@@ -671,6 +671,23 @@ ATTEND_INLINE void merge_parts(const struct attend_decode &a, const struct share
     }
 }
 
+/* Merges n partial states of channels 4 i .. 4 i + 3 of all queries' one after another. */
+template <int HD>
+ATTEND_INLINE float4 merged_states(const partials<HD> &states, unsigned n, uint32_t group, unsigned i, float2 &state) {
+    const unsigned query = i / (HD / 4), groups = group * (HD / 4);
+    float4 sums = make_float4(0, 0, 0, 0);
+    state = make_float2(-INFINITY, 0);
+    for (unsigned j = 0; j < n; j++) state.x = fmaxf(state.x, states.max_sum[j * group + query].x);
+#pragma unroll 4
+    for (unsigned j = 0; j < n && state.x > -INFINITY; j++) { /* with the maximum known, no state waits for another */
+        const float4 more = reinterpret_cast<const float4 *>(states.sums)[j * groups + i];
+        const float2 from = states.max_sum[j * group + query];
+        const float b = exp2_fast(from.x - state.x);
+        sums.x += more.x * b, sums.y += more.y * b, sums.z += more.z * b, sums.w += more.w * b, state.y += from.y * b;
+    }
+    return sums;
+}
+
 /* Merges, by all threads of a CTA after a __syncthreads, n partial states of a part into one and writes it to memory, or the output, if
  * it is the row's only part. */
 template <int HD, int THREADS>
@@ -679,16 +696,8 @@ ATTEND_INLINE void leave_part(const struct attend_decode &a, const struct share 
     const unsigned groups = s.group * (HD / 4);
     for (unsigned i = threadIdx.x; i < groups; i += THREADS) {
         const unsigned query = i / (HD / 4);
-        float4 sums = make_float4(0, 0, 0, 0);
-        float2 state = make_float2(-INFINITY, 0);
-        for (unsigned j = 0; j < n; j++) state.x = fmaxf(state.x, states.max_sum[j * s.group + query].x);
-#pragma unroll 4
-        for (unsigned j = 0; j < n && state.x > -INFINITY; j++) { /* with the maximum known, no state waits for another */
-            const float4 more = reinterpret_cast<const float4 *>(states.sums)[j * groups + i];
-            const float2 from = states.max_sum[j * s.group + query];
-            const float b = exp2_fast(from.x - state.x);
-            sums.x += more.x * b, sums.y += more.y * b, sums.z += more.z * b, sums.w += more.w * b, state.y += from.y * b;
-        }
+        float2 state;
+        const float4 sums = merged_states<HD>(states, n, s.group, i, state);
         if (s.parts == 1) {
             put_output<HD>(a, s, i, sums, state);
         } else {
