@@ -253,15 +253,16 @@ ATTEND_INLINE void warp_pages_of(const struct share &s, uint32_t warp, uint32_t 
 constexpr uint32_t CTA_PARTS_MOST = 32; /* kernels may give each lane of a warp what is to be known of a part */
 
 /* Returns how many parts of a row and KV head that follow one another a CTA reads, where a multiprocessor holds so many CTAs: as many as
- * take the least time, if a CTA's beginning takes as long as a part. Mostly these are as few as let all parts be read at once; but where
+ * take the least time, by the time of a part and of a CTA's beginning. Mostly these are as few as let all parts be read at once; but where
  * the rows' last CTAs then had so few that not all CTAs found room, more or fewer. */
-inline uint32_t parts_of_ctas(const struct attend_decode *a, uint32_t resident) {
+inline uint32_t parts_of_ctas(const struct attend_decode *a, uint32_t resident, uint32_t part_time = 1,
+                              uint32_t beginning_time = 1) {
     const uint64_t at_once = (uint64_t)a->splits * resident;
     uint64_t least = UINT64_MAX;
     uint32_t best = 1;
     for (uint32_t parts = 1; parts <= CTA_PARTS_MOST && parts <= a->splits; parts++) {
         const uint64_t ctas = (a->splits + parts - 1) / parts; /* of a row with all splits */
-        const uint64_t time = (a->multiprocessor_parts * ctas + at_once - 1) / at_once * (parts + 1);
+        const uint64_t time = (a->multiprocessor_parts * ctas + at_once - 1) / at_once * (parts * part_time + beginning_time);
         if (time < least) least = time, best = parts;
     }
     return best;

@@ -12,23 +12,37 @@
 #include "backend/cuda/kv/attend_tables.cuh"
 
 constexpr uint32_t CHUNK_PAGES = 128, HALF_SLOTS = 5;
-constexpr uint32_t ROW_SCRATCH = 2 * half_rows<TABLES_HD>::bytes;           /* of a warp that reads rows of halves */
-constexpr uint32_t ROW_WARPS = CHUNK_PAGES * PAGE_TOKENS * 4 / ROW_SCRATCH; /* that do so at once, where logits lie later */
-constexpr uint32_t CHUNK_STATES = 1 + TABLES_WARPS;                         /* that of what was merged before, and the warps' */
+constexpr uint32_t FRONT_WARPS = 3, ROW_WARPS = 3; /* whose rings lie before the table; that read rows of halves at once */
+constexpr uint32_t ROW_SCRATCH = 2 * half_rows<TABLES_HD>::bytes; /* of a warp that reads rows of halves */
+constexpr uint32_t CHUNK_STATES = 1 + TABLES_WARPS;               /* that of what was merged before, and the warps' */
 constexpr uint32_t WARP_PAGES = (CHUNK_PAGES + TABLES_WARPS - 1) / TABLES_WARPS; /* of a chunk, at most */
-constexpr float WEIGHTS_MOST = 4294967296.0f * (1 - 1.0f / 256);                 /* the integers' sum, as far as floats know it */
+/* So many pages have the bytes of the centroids that a part reads; so many are taken to be read while a CTA begins. */
+constexpr uint32_t TABLE_PAGES = 16, BEGINNING_PAGES = 8;
+constexpr float WEIGHTS_MOST = 4294967296.0f * (1 - 1.0f / 256); /* the integers' sum, as far as floats know it */
 static_assert(WARP_PAGES <= 32, "a lane has what is to be known of a page");
 
-struct tables_memory {
-    uint8_t table[TABLES_CODES * TABLE_ROW]; /* products of the query, then sums of weights */
-    uint8_t logits[CHUNK_PAGES * PAGE_TOKENS * 4];
-    uint8_t rings[TABLES_WARPS][HALF_SLOTS][HALF_PAGE];
+/* Of shared memory the first part lies before the table, which has products of the query, then sums of weights, and the second one behind it. */
+struct memory_before {
+    uint8_t rings[FRONT_WARPS][HALF_SLOTS][HALF_PAGE];
+    union {
+        uint8_t logits[CHUNK_PAGES * PAGE_TOKENS * 4];
+        struct {
+            uint8_t scratch[ROW_WARPS][ROW_SCRATCH];
+            query_fragments<TABLES_HD, 1> exact;
+        } rows;
+    };
+};
+struct memory_behind {
+    uint8_t rings[TABLES_WARPS - FRONT_WARPS][HALF_SLOTS][HALF_PAGE];
     uint8_t states[(partials_bytes<TABLES_HD>(CHUNK_STATES, 1) + 15) / 16 * 16];
-    query_fragments<TABLES_HD, 1> window, exact;
+    query_fragments<TABLES_HD, 1> window;
     float2 max_sum[TABLES_WARPS]; /* of a chunk */
 };
-static_assert(sizeof(tables_memory) <= 227 << 10, "a CTA of compute capability 9.0 has so much");
-static_assert(sizeof(tables_memory::logits) >= TABLES_WARPS * 32 * 24, "merging takes no more");
+constexpr uint32_t SHARED_BYTES = 227 << 10; /* that a CTA can have on compute capability 9.0 */
+static_assert(SHARED_BEFORE + sizeof(memory_before) <= TABLE, "the table begins at its size");
+static_assert(2 * TABLE + sizeof(memory_behind) <= SHARED_BYTES, "wherever up to SHARED_BEFORE the memory begins");
+static_assert(sizeof(memory_before::rows) <= sizeof(memory_before::logits), "rows are read before logits are written");
+static_assert(sizeof(memory_before::logits) >= TABLES_WARPS * 32 * 24, "merging takes no more");
 
 /* ---- What a warp reads */
 
@@ -181,7 +195,7 @@ ATTEND_INLINE void weigh_pages(const warp_pages &pages, float level, uint8_t *lo
     __syncwarp();
 }
 
-ATTEND_INLINE void sum_pages(const struct share &s, half_ring &ring, const warp_pages &pages, uint32_t weights, uint8_t *sums) {
+ATTEND_INLINE void sum_pages(const struct share &s, half_ring &ring, const warp_pages &pages, uint32_t weights, uint32_t sums) {
     const uint32_t own = weights + 4 * (pages.before * PAGE_TOKENS + 8 * (lane_id() / 4));
 #pragma unroll 1
     for (uint32_t page = 0; page < pages.n; page++) {
@@ -199,14 +213,14 @@ ATTEND_INLINE const uint8_t *centroids_of(const struct attend_decode &a, const s
     return reinterpret_cast<const uint8_t *>(views[s.of_layer].centroids);
 }
 
-ATTEND_INLINE void make_table_of(const tables_memory &memory, const uint8_t *centroids, uint32_t table) {
+ATTEND_INLINE void make_table_of(const query_fragments<TABLES_HD, 1> &query, const uint8_t *centroids, uint32_t table) {
     const uint32_t half = threadIdx.x / 32 % 2, t = lane_id() % 4;
     uint32_t operands[2][1][4];
 #pragma unroll
     for (uint32_t block = 0; block < 2; block++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const uint2 pairs = memory.window.b[4 * half + 2 * block + t / 2][0][i];
+            const uint2 pairs = query.b[4 * half + 2 * block + t / 2][0][i];
             operands[block][0][i] = product_operand(i, t % 2 ? pairs.y : pairs.x);
         }
     make_table(centroids, operands, table);
@@ -226,44 +240,65 @@ ATTEND_INLINE void merge_into_first(const partials<TABLES_HD> &states, unsigned 
 }
 
 /* Reads the part's rows of halves and leaves the states of the first warps, whose number it returns. */
-ATTEND_INLINE uint32_t attend_part_rows(const struct attend_decode &a, const struct share &s, tables_memory &memory,
-                                        const column_slopes<1> &slopes, const partials<TABLES_HD> &states) {
+ATTEND_INLINE uint32_t attend_part_rows(const struct attend_decode &a, const struct share &s, memory_before &before,
+                                        const query_fragments<TABLES_HD, 1> &window, const column_slopes<1> &slopes,
+                                        const partials<TABLES_HD> &states) {
     const uint32_t warp = threadIdx.x / 32, units = row_ranges_of(a, s).units();
-    const uint32_t warps = units > s.part ? min((units - s.part + s.parts - 1) / s.parts, (uint32_t)TABLES_WARPS) : 0;
+    if (units <= s.part) return 0;
+    const uint32_t warps = min((units - s.part + s.parts - 1) / s.parts, (uint32_t)TABLES_WARPS);
+    prepare_queries<TABLES_HD, 1, TABLES_WARPS>(a.q_exact + queries_at<TABLES_HD>(a, s), 1, a.heads.scale, before.rows.exact);
 #pragma unroll 1
     for (uint32_t turn = 0; turn < warps; turn += ROW_WARPS) {
-        if (turn) __syncthreads(); /* rows of the turn before are no longer read */
+        __syncthreads(); /* queries are there, rows of the turn before are no longer read */
         if (warp - turn >= ROW_WARPS || warp >= warps) continue;
         running<1> of_rows;
         float acc[TABLES_HD / 16][1][4] = {};
         clear_running(of_rows);
-        attend_rows<TABLES_HD>(a, s, warp * s.parts + s.part, TABLES_WARPS * s.parts, memory.exact, memory.window, slopes,
-                               shared_address(memory.logits) + (warp - turn) * ROW_SCRATCH, of_rows, acc);
+        attend_rows<TABLES_HD>(a, s, warp * s.parts + s.part, TABLES_WARPS * s.parts, before.rows.exact, window, slopes,
+                               shared_address(before.rows.scratch[warp - turn]), of_rows, acc);
         finish_running(of_rows);
         store_running(states, 1 + warp, 1, of_rows), store_sums(states, 1 + warp, 1, acc);
     }
     return warps;
 }
 
+/* Leaves, as a warp's state behind the first, what the sums of its codes give. */
+ATTEND_INLINE void leave_sums(uint32_t table, const own_centroids &centroids, const chunk_scale &scale,
+                              const partials<TABLES_HD> &states) {
+    const uint32_t lane = lane_id(), state = 1 + threadIdx.x / 32;
+    float sums[8];
+    const float weights = multiply_sums(table, centroids, sums);
+    if (lane < 16) {
+        float4 *const to = reinterpret_cast<float4 *>(states.sums + state * TABLES_HD + 8 * lane);
+        to[0] = make_float4(sums[0] * scale.unit, sums[1] * scale.unit, sums[2] * scale.unit, sums[3] * scale.unit);
+        to[1] = make_float4(sums[4] * scale.unit, sums[5] * scale.unit, sums[6] * scale.unit, sums[7] * scale.unit);
+    }
+    if (lane == 0) states.max_sum[state] = make_float2(scale.max, weights * scale.unit);
+}
+
 /* A CTA reads `parts` parts of a row and KV head, as far as the row has them, and leaves each of them as if it had read no other. */
 __global__ void __launch_bounds__(TABLES_WARPS * 32, 1)
     attend_tables_kernel(const __grid_constant__ struct attend_decode a, uint32_t parts) {
     extern __shared__ __align__(128) uint8_t shared[];
-    auto &memory = *reinterpret_cast<tables_memory *>(shared);
     const uint32_t warp = threadIdx.x / 32, lane = lane_id();
+    const uint32_t table = uniform(table_behind(shared_address(shared) + sizeof(memory_before)));
+    auto &before = *reinterpret_cast<memory_before *>(shared);
+    auto &behind = *reinterpret_cast<memory_behind *>(shared + (table + TABLE - shared_address(shared)));
     struct share s;
     if (!share_of(a, blockIdx.x * parts, blockIdx.y, blockIdx.z, s)) return;
     parts = min(parts, s.parts - s.part);
-    const uint32_t table = uniform(shared_address(memory.table));
+    const uint8_t *const centroids[2] = {centroids_of(a, s, 0), centroids_of(a, s, 1)};
+    for (uint32_t at = 128 * threadIdx.x; at < 2 * TABLE; at += 128 * TABLES_WARPS * 32) /* while the list is asked for */
+        prefetch_line(at < TABLE ? centroids[0] + at : centroids[1] + at - TABLE);
     half_ring ring;
-    ring.place = a.places + s.of_layer, ring.base = shared_address(memory.rings[warp]);
+    ring.place = a.places + s.of_layer;
+    ring.base = shared_address(warp < FRONT_WARPS ? before.rings[warp] : behind.rings[warp - FRONT_WARPS]);
     ring.start(s, parts);
-    prepare_queries<TABLES_HD, 1, TABLES_WARPS>(a.q + queries_at<TABLES_HD>(a, s), 1, a.heads.scale, memory.window);
-    prepare_queries<TABLES_HD, 1, TABLES_WARPS>(a.q_exact + queries_at<TABLES_HD>(a, s), 1, a.heads.scale, memory.exact);
+    prepare_queries<TABLES_HD, 1, TABLES_WARPS>(a.q + queries_at<TABLES_HD>(a, s), 1, a.heads.scale, behind.window);
     const column_slopes<1> slopes = slopes_of<1>(a, s);
     __syncthreads();
-    const logit_form form = {memory.window.factor[0], slopes.cap, slopes.any ? LOG2_E * a.heads.slopes[s.first_head] : 0};
-    const partials<TABLES_HD> states = partials_at<TABLES_HD>(memory.states, CHUNK_STATES, 1);
+    const logit_form form = {behind.window.factor[0], slopes.cap, slopes.any ? LOG2_E * a.heads.slopes[s.first_head] : 0};
+    const partials<TABLES_HD> states = partials_at<TABLES_HD>(behind.states, CHUNK_STATES, 1);
 #pragma unroll 1
     for (uint32_t left = parts;;) {
         if (warp == 0) { /* which merges states and leaves them */
@@ -271,35 +306,28 @@ __global__ void __launch_bounds__(TABLES_WARPS * 32, 1)
             if (lane == 0) states.max_sum[0] = make_float2(-INFINITY, 0);
             __syncwarp();
         }
-        uint32_t fresh = attend_part_rows(a, s, memory, slopes, states); /* states behind the first */
+        uint32_t fresh = attend_part_rows(a, s, before, behind.window, slopes, states); /* states behind the first */
         const uint32_t chunks = chunks_of(s);
 #pragma unroll 1
         for (uint32_t chunk = 0; chunk < chunks; chunk++) {
             const warp_pages pages = pages_of_chunk(s, chunk, chunks);
             struct page_of_lane of_lane = {0, 0};
             if (pages.n) of_lane.load(listed_from(s, pages.first, 1), min(lane, pages.n - 1), a.rows[s.row].first);
-            make_table_of(memory, centroids_of(a, s, 0), table);
+            make_table_of(behind.window, centroids[0], table);
             __syncthreads(); /* the table is there, rows are no longer read, nor logits */
             if (warp == 0 && fresh) merge_into_first(states, 1 + fresh);
-            const float2 own = score_pages(s, ring, pages, of_lane, form, table, memory.logits);
-            if (lane == 0) memory.max_sum[warp] = own;
+            const float2 own = score_pages(s, ring, pages, of_lane, form, table, before.logits);
+            if (lane == 0) behind.max_sum[warp] = own;
             __syncthreads(); /* the table is no longer read */
-            const chunk_scale scale = scale_of(memory.max_sum);
-            for (uint32_t i = 16 * threadIdx.x; i < sizeof memory.table; i += 16 * TABLES_WARPS * 32)
+            const chunk_scale scale = scale_of(behind.max_sum);
+            for (uint32_t i = 16 * threadIdx.x; i < TABLE; i += 16 * TABLES_WARPS * 32)
                 store_shared_quad(table + i, make_uint4(0, 0, 0, 0));
-            weigh_pages(pages, scale.level, memory.logits);
+            weigh_pages(pages, scale.level, before.logits);
             __syncthreads(); /* sums are zeros */
-            sum_pages(s, ring, pages, shared_address(memory.logits), memory.table);
-            const own_centroids centroids = load_centroids(centroids_of(a, s, 1));
+            sum_pages(s, ring, pages, shared_address(before.logits), table);
+            const own_centroids of_warp = load_centroids(centroids[1]);
             __syncthreads(); /* sums are complete */
-            float sums[8];
-            const float weights = multiply_sums(table, centroids, sums);
-            if (lane < 16) {
-                float4 *const to = reinterpret_cast<float4 *>(states.sums + (1 + warp) * TABLES_HD + 8 * lane);
-                to[0] = make_float4(sums[0] * scale.unit, sums[1] * scale.unit, sums[2] * scale.unit, sums[3] * scale.unit);
-                to[1] = make_float4(sums[4] * scale.unit, sums[5] * scale.unit, sums[6] * scale.unit, sums[7] * scale.unit);
-            }
-            if (lane == 0) states.max_sum[1 + warp] = make_float2(scale.max, weights * scale.unit);
+            leave_sums(table, of_warp, scale, states);
             fresh = TABLES_WARPS;
             __syncthreads(); /* states are there, sums are no longer read */
         }
@@ -309,7 +337,7 @@ __global__ void __launch_bounds__(TABLES_WARPS * 32, 1)
         __syncthreads(); /* states are no longer read */
         s.part++;
     }
-    arrive<TABLES_HD, TABLES_WARPS * 32>(a, s, parts, memory.logits);
+    arrive<TABLES_HD, TABLES_WARPS * 32>(a, s, parts, before.logits);
 }
 
 /* ---- Launches */
@@ -318,16 +346,17 @@ static bool serves(const struct attend_decode *a) {
     for (int side = 0; side < 2; side++)
         if (a->centroid[side].width != 2 || a->centroid[side].bits != 8) return false;
     return a->heads.head_dim == TABLES_HD && a->heads.query_heads == a->heads.kv_heads &&
-           device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= (int)sizeof(tables_memory);
+           device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= (int)SHARED_BYTES;
 }
 
 cudaError_t attend_tables(const struct attend_decode *a, cudaStream_t stream) {
     if (!serves(a)) return attend_centroids(a, stream);
-    const uint32_t parts = parts_of_ctas(a, 1);
+    const uint32_t pages = a->runs * (ROPE_RUN_TOKENS / PAGE_TOKENS) / a->splits;
+    const uint32_t parts = parts_of_ctas(a, 1, pages + TABLE_PAGES, BEGINNING_PAGES);
     const cudaError_t result =
-        cudaFuncSetAttribute(attend_tables_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(tables_memory));
+        cudaFuncSetAttribute(attend_tables_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED_BYTES);
     if (result != cudaSuccess) return result;
-    attend_tables_kernel<<<dim3((a->splits + parts - 1) / parts, a->heads.kv_heads, a->n_rows), TABLES_WARPS * 32,
-                           sizeof(tables_memory), stream>>>(*a, parts);
+    attend_tables_kernel<<<dim3((a->splits + parts - 1) / parts, a->heads.kv_heads, a->n_rows), TABLES_WARPS * 32, SHARED_BYTES,
+                           stream>>>(*a, parts);
     return cudaGetLastError();
 }

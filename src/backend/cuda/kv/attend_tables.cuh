@@ -4,7 +4,8 @@
  *
  * A row of either, of one code, has a word for each sub-vector, TABLE_ROW bytes. Four lanes have the codes of an octet of tokens, lane / 4, each
  * of another sub-vector: 32 lanes take 32 different ones at a time, (4 step + lane) % 32. The sub-vector alone decides about the bank, so
- * that look-ups and additions meet no bank conflicts, whatever the codes.
+ * that look-ups and additions meet no bank conflicts, whatever the codes. Tables and sums begin at multiples of their size, 64 KB: then a permutation of
+ * bytes puts a code into an address, and nothing is to be added.
  *
  * Weights are added up as integers, to which shared memory adds by itself; additions of floats would be loops of compare-and-swap. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TABLES_CUH
@@ -13,9 +14,16 @@
 #include "backend/cuda/kv/attend_centroids.cuh"
 
 constexpr int TABLES_HD = 128, TABLES_CODES = 256, TABLES_WARPS = 12;
+constexpr uint32_t TABLE = TABLES_CODES * TABLE_ROW;          /* bytes of a table, and of sums */
 constexpr uint32_t TABLES_PAGE = PAGE_TOKENS * TABLES_HD / 2; /* bytes of a side */
 constexpr uint32_t UNITS_AT_ONCE = 32;                        /* sub-vectors that a warp looks up at once: half of them */
 constexpr uint32_t HALF_PAGE = PAGE_TOKENS * UNITS_AT_ONCE, HALF_ROW = 4 * UNITS_AT_ONCE;
+
+/* Returns the first address behind `front`, or there, at which a table can begin. */
+ATTEND_INLINE uint32_t table_behind(uint32_t front) { return (front + TABLE - 1) / TABLE * TABLE; }
+
+/* Dynamic shared memory begins behind what the system keeps: 1 KB on compute capability 9.0. */
+constexpr uint32_t SHARED_BEFORE = 2 << 10;
 
 /* ---- Codes of half of a page's sub-vectors, in the order of place_in_slot */
 
@@ -28,15 +36,18 @@ template <uint32_t BYTES> ATTEND_INLINE void copy_codes(uint32_t slot, const uin
 
 /* Calls work(unit, codes) for each sub-vector that the lane looks up of a half, with the codes of its octet. */
 template <class Work> ATTEND_INLINE void each_unit(uint32_t slot, Work work) {
+    octet_codes<true> codes[8];
 #pragma unroll
     for (uint32_t step = 0; step < 8; step++) {
         const uint32_t unit = (4 * step + lane_id()) % UNITS_AT_ONCE;
         const uint2 bytes = load_shared_pair(slot + place_in_slot(unit, 8 * (lane_id() / 4)));
-        work(unit, octet_codes<true>{{bytes.x, bytes.y}});
+        codes[step] = {{bytes.x, bytes.y}};
     }
+#pragma unroll
+    for (uint32_t step = 0; step < 8; step++) work((4 * step + lane_id()) % UNITS_AT_ONCE, codes[step]);
 }
 
-/* Returns where the row of a token's code has byte `at`. */
+/* Returns where the row of a token's code has byte `at`, given the address for code 0. */
 ATTEND_INLINE uint32_t place_of_code(const octet_codes<true> &codes, int token, uint32_t at) {
     return permute(codes.of[token / 4], at, 0x7604 | token % 4 << 4);
 }
@@ -119,7 +130,7 @@ ATTEND_INLINE void add_scores(uint32_t slot, uint32_t table, float (&sum)[8]) {
     each_unit(slot, [&](uint32_t unit, const octet_codes<true> &codes) {
         uint32_t x[8]; /* all are asked for before the first is added */
 #pragma unroll
-        for (int j = 0; j < 8; j++) x[j] = load_shared(table + place_of_code(codes, j, 4 * unit));
+        for (int j = 0; j < 8; j++) x[j] = load_shared(place_of_code(codes, j, table + 4 * unit));
 #pragma unroll
         for (int j = 0; j < 8; j++) sum[j] += __uint_as_float(x[j]);
     });
@@ -145,10 +156,10 @@ ATTEND_INLINE float2 join_scores(const float (&sum)[8]) {
 /* ---- Sums of weights by code */
 
 /* Adds the weights of the lane's octet to the sums of their codes in half of the sub-vectors; `sums` are those of this half. */
-ATTEND_INLINE void add_weights(uint32_t slot, const uint32_t (&w)[8], uint8_t *sums) {
+ATTEND_INLINE void add_weights(uint32_t slot, const uint32_t (&w)[8], uint32_t sums) {
     each_unit(slot, [&](uint32_t unit, const octet_codes<true> &codes) {
 #pragma unroll
-        for (int j = 0; j < 8; j++) atomicAdd(reinterpret_cast<uint32_t *>(sums + place_of_code(codes, j, 4 * unit)), w[j]);
+        for (int j = 0; j < 8; j++) add_shared(place_of_code(codes, j, sums + 4 * unit), w[j]);
     });
 }
 
