@@ -163,7 +163,7 @@ template <int GROUP> static cudaError_t launch_shipped(const struct layer &l, ui
 template <int GROUP> static cudaError_t launch_scores(const struct layer &l, uint32_t i, cudaStream_t stream) {
     struct million_step step = l.step;
     step.pool += i * l.shape.rows * step.row_bytes;
-    const uint32_t bytes = score_layout<GROUP>::bytes;
+    const uint32_t bytes = score_layout<GROUP>::memory::bytes;
     const cudaError_t result =
         cudaFuncSetAttribute(score_by_tables<GROUP>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
@@ -175,7 +175,7 @@ template <int GROUP> static cudaError_t launch_sums(const struct layer &l, uint3
     using layout = sum_layout<GROUP>;
     struct million_step step = l.step;
     step.pool += i * l.shape.rows * step.row_bytes;
-    const uint32_t bytes = layout::bytes;
+    const uint32_t bytes = layout::memory::bytes;
     const cudaError_t result = cudaFuncSetAttribute(sum_by_code<GROUP>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
     const dim3 grid(sum_parts<GROUP>(l) * layout::halves, l.shape.kv_heads, l.shape.rows);

@@ -8,8 +8,6 @@
 
 #include "backend/cuda/kv/attend_tables.cuh"
 
-constexpr uint32_t PLANE = TABLES_CODES * TABLE_ROW; /* bytes of a table with 64 words for each code */
-
 struct million_step {
     const uint8_t *pool; /* a chunk of `pages` page sets for each row */
     size_t row_bytes;    /* of a chunk */
@@ -35,14 +33,28 @@ ATTEND_INLINE uint32_t first_page(const struct million_step &a, uint32_t part, u
     return (uint32_t)((uint64_t)part * a.pages / parts);
 }
 
+/* Shared memory holds tables or sums, MIDDLE bytes, between the rings of the first FRONT warps and those of the others, RING bytes each. With FRONT 0
+ * the middle begins at no certain multiple. */
+template <int FRONT, uint32_t MIDDLE, uint32_t RING> struct rings_around {
+    static constexpr uint32_t bytes = (FRONT ? TABLE : 0) + MIDDLE + (TABLES_WARPS - FRONT) * RING;
+    static_assert(!FRONT || SHARED_BEFORE + FRONT * RING <= TABLE, "the middle begins at the size of a table");
+    static_assert(bytes <= 227 << 10, "a CTA of compute capability 9.0 has so much");
+
+    static ATTEND_INLINE uint32_t middle(uint32_t shared) { return FRONT ? table_behind(shared + FRONT * RING) : shared; }
+    /* Returns where the warp's ring lies. */
+    static ATTEND_INLINE uint32_t ring(uint32_t shared) {
+        const int warp = (int)threadIdx.x / 32;
+        return warp < FRONT ? shared + warp * RING : middle(shared) + MIDDLE + (warp - FRONT) * RING;
+    }
+};
+
 /* ---- Scores */
 
 /* A table has, for each code, floats of the 64 sub-vectors where there is one query, else halves of the four queries for each sub-vector, half of the
  * sub-vectors behind the others. */
 template <int GROUP> struct score_layout {
-    static constexpr uint32_t table_bytes = GROUP == 1 ? PLANE : 2 * PLANE;
     static constexpr int slots = GROUP == 1 ? 3 : 2; /* of a warp's ring */
-    static constexpr uint32_t bytes = table_bytes + TABLES_WARPS * slots * TABLES_PAGE;
+    using memory = rings_around<GROUP == 1 ? 5 : 0, GROUP == 1 ? TABLE : 2 * TABLE, slots * TABLES_PAGE>;
 };
 
 /* Makes, by all warps of a CTA, the tables of q[GROUP][128]. */
@@ -75,7 +87,7 @@ template <int GROUP> ATTEND_INLINE void make_tables(const struct million_step &a
                                          pack_halves(own[0][2 * h + 1], own[1][2 * h + 1]),
                                          pack_halves(own[2][2 * h + 1], own[3][2 * h + 1]));
                 }
-                store_two(table + (code + 8 * h) * TABLE_ROW + PLANE * half + 128 * block + 32 * t, 16, x[0], x[1]);
+                store_two(table + (code + 8 * h) * TABLE_ROW + TABLE * half + 128 * block + 32 * t, 16, x[0], x[1]);
             }
         });
     }
@@ -99,7 +111,7 @@ ATTEND_INLINE void score_page_of_four(uint32_t slot, uint32_t table, float *logi
         each_unit(slot + HALF_PAGE * half, [&](uint32_t unit, const octet_codes<true> &codes) {
             uint2 x[8];
 #pragma unroll
-            for (int j = 0; j < 8; j++) x[j] = load_shared_pair(table + PLANE * half + place_of_code(codes, j, 8 * unit));
+            for (int j = 0; j < 8; j++) x[j] = load_shared_pair(table + TABLE * half + place_of_code(codes, j, 8 * unit));
 #pragma unroll
             for (int j = 0; j < 8; j++) mma(d[j], low, 0, high, 0, x[j].x, x[j].y);
         });
@@ -115,8 +127,8 @@ __global__ void __launch_bounds__(TABLES_WARPS * 32, 1) score_by_tables(const __
     using layout = score_layout<GROUP>;
     extern __shared__ __align__(128) uint8_t shared[];
     const uint32_t warp = threadIdx.x / 32, end = first_page(a, blockIdx.x + 1, gridDim.x);
-    const uint32_t table = uniform(shared_address(shared));
-    const uint32_t ring = table + layout::table_bytes + warp * layout::slots * TABLES_PAGE;
+    const uint32_t table = uniform(layout::memory::middle(shared_address(shared)));
+    const uint32_t ring = layout::memory::ring(shared_address(shared));
     const size_t tokens = (size_t)a.pages * PAGE_TOKENS, query = ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * GROUP;
     const uint8_t *const pages = own_pages(a, 0);
     uint32_t page = first_page(a, blockIdx.x, gridDim.x) + warp;
@@ -147,16 +159,16 @@ __global__ void __launch_bounds__(TABLES_WARPS * 32, 1) score_by_tables(const __
  * sub-vectors, whose codes lie together in a page: a row has words of these for two queries, and the rows of the other two lie behind. */
 template <int GROUP> struct sum_layout {
     static constexpr uint32_t halves = GROUP == 1 ? 1 : 2; /* CTAs that share a page */
-    static constexpr uint32_t cell_bytes = GROUP == 1 ? PLANE : GROUP * PLANE / 2;
-    static constexpr int slots = GROUP == 1 ? 3 : 2;
+    static constexpr uint32_t cell_bytes = GROUP == 1 ? TABLE : GROUP * TABLE / 2;
+    static constexpr int slots = 2;
     static constexpr uint32_t code_bytes = TABLES_PAGE / halves, slot_bytes = code_bytes + GROUP * PAGE_TOKENS * 4;
-    static constexpr uint32_t bytes = cell_bytes + TABLES_WARPS * slots * slot_bytes;
+    using memory = rings_around<GROUP == 1 ? 7 : 0, cell_bytes, slots * slot_bytes>;
 
-    static ATTEND_INLINE uint32_t place_of_cell(int query) { return 128 * (query % 2) + PLANE * (query / 2); }
+    static ATTEND_INLINE uint32_t place_of_cell(int query) { return 128 * (query % 2) + TABLE * (query / 2); }
 };
 
 /* Adds the weights of a page, which lie behind its codes. */
-template <int GROUP> ATTEND_INLINE void add_page(uint8_t *shared, uint32_t slot, float one) {
+template <int GROUP> ATTEND_INLINE void add_page(uint32_t cells, uint32_t slot, float one) {
     using layout = sum_layout<GROUP>;
     uint32_t w[GROUP][8];
 #pragma unroll
@@ -171,27 +183,26 @@ template <int GROUP> ATTEND_INLINE void add_page(uint8_t *shared, uint32_t slot,
         }
     if constexpr (GROUP == 1) {
 #pragma unroll
-        for (uint32_t half = 0; half < 2; half++) add_weights(slot + HALF_PAGE * half, w[0], shared + HALF_ROW * half);
+        for (uint32_t half = 0; half < 2; half++) add_weights(slot + HALF_PAGE * half, w[0], cells + HALF_ROW * half);
     } else {
         each_unit(slot, [&](uint32_t unit, const octet_codes<true> &codes) {
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                uint8_t *const row = shared + place_of_code(codes, j, 4 * unit);
+                const uint32_t row = cells + place_of_code(codes, j, 4 * unit);
 #pragma unroll
-                for (int query = 0; query < GROUP; query++)
-                    atomicAdd(reinterpret_cast<uint32_t *>(row + layout::place_of_cell(query)), w[query][j]);
+                for (int query = 0; query < GROUP; query++) add_shared(row + layout::place_of_cell(query), w[query][j]);
             }
         });
     }
 }
 
 /* Multiplies, by a warp, sums of its codes by the centroids, and stores what they are: `to` has GROUP rows of so many channels as the CTA has. */
-template <int GROUP> ATTEND_INLINE void multiply_cells(const uint8_t *centroids, const uint8_t *shared, uint32_t half, float *to) {
+template <int GROUP> ATTEND_INLINE void multiply_cells(const uint8_t *centroids, uint32_t cells, uint32_t half, float *to) {
     using layout = sum_layout<GROUP>;
     const uint32_t warp = threadIdx.x / 32, lane = lane_id();
     if constexpr (GROUP == 1) {
         float sum[8];
-        multiply_sums(shared_address(shared), load_centroids(centroids), sum);
+        multiply_sums(cells, load_centroids(centroids), sum);
         if (lane >= 16) return;
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -204,8 +215,7 @@ template <int GROUP> ATTEND_INLINE void multiply_cells(const uint8_t *centroids,
             const float2 c = __half22float2(__ldg(own + 64 * code));
 #pragma unroll
             for (int query = 0; query < GROUP; query++) {
-                const float w =
-                    (float)*reinterpret_cast<const uint32_t *>(shared + code * TABLE_ROW + layout::place_of_cell(query) + 4 * lane);
+                const float w = (float)load_shared(cells + code * TABLE_ROW + layout::place_of_cell(query) + 4 * lane);
                 sum[query] = make_float2(sum[query].x + w * c.x, sum[query].y + w * c.y);
             }
         }
@@ -216,14 +226,14 @@ template <int GROUP> ATTEND_INLINE void multiply_cells(const uint8_t *centroids,
 
 /* Multiplies the sums by the centroids, a warp some codes, and adds up what the warps have, by way of `scratch`. */
 template <int GROUP>
-ATTEND_INLINE void finish_sums(const struct million_step &a, const uint8_t *shared, float *scratch, uint32_t half, float *to) {
-    constexpr uint32_t channels = TABLES_HD / sum_layout<GROUP>::halves, cells = GROUP * channels;
-    multiply_cells<GROUP>(reinterpret_cast<const uint8_t *>(a.centroids[1][blockIdx.y].centroids), shared, half,
-                          scratch + threadIdx.x / 32 * cells);
+ATTEND_INLINE void finish_sums(const struct million_step &a, uint32_t cells, float *scratch, uint32_t half, float *to) {
+    constexpr uint32_t channels = TABLES_HD / sum_layout<GROUP>::halves, sums = GROUP * channels;
+    multiply_cells<GROUP>(reinterpret_cast<const uint8_t *>(a.centroids[1][blockIdx.y].centroids), cells, half,
+                          scratch + threadIdx.x / 32 * sums);
     __syncthreads();
-    if (threadIdx.x >= cells) return;
+    if (threadIdx.x >= sums) return;
     float all = 0;
-    for (uint32_t warp = 0; warp < TABLES_WARPS; warp++) all += scratch[warp * cells + threadIdx.x];
+    for (uint32_t warp = 0; warp < TABLES_WARPS; warp++) all += scratch[warp * sums + threadIdx.x];
     to[threadIdx.x / channels * TABLES_HD + half * channels + threadIdx.x % channels] = all / a.one;
 }
 
@@ -234,8 +244,9 @@ __global__ void __launch_bounds__(TABLES_WARPS * 32, 1) sum_by_code(const __grid
     extern __shared__ __align__(128) uint8_t shared[];
     const uint32_t warp = threadIdx.x / 32, lane = lane_id(), half = blockIdx.x % layout::halves;
     const uint32_t part = blockIdx.x / layout::halves, parts = gridDim.x / layout::halves, end = first_page(a, part + 1, parts);
-    uint8_t *const rings = shared + layout::cell_bytes;
-    const uint32_t ring = uniform(shared_address(rings)) + warp * layout::slots * layout::slot_bytes;
+    const uint32_t cells = uniform(layout::memory::middle(shared_address(shared)));
+    const uint32_t ring = layout::memory::ring(shared_address(shared));
+    uint8_t *const rings = shared + (GROUP == 1 ? 0 : layout::cell_bytes); /* of some warps */
     const size_t tokens = (size_t)a.pages * PAGE_TOKENS, head = (size_t)blockIdx.z * gridDim.y + blockIdx.y;
     const uint8_t *const pages = own_pages(a, 1) + half * layout::code_bytes;
     uint32_t page = first_page(a, part, parts) + warp;
@@ -251,18 +262,18 @@ __global__ void __launch_bounds__(TABLES_WARPS * 32, 1) sum_by_code(const __grid
     };
     for (uint32_t i = 0; i < layout::slots; i++) ask(i, page + i * TABLES_WARPS);
     for (uint32_t i = 16 * threadIdx.x; i < layout::cell_bytes; i += 16 * TABLES_WARPS * 32)
-        *reinterpret_cast<uint4 *>(shared + i) = make_uint4(0, 0, 0, 0);
+        store_shared_quad(cells + i, make_uint4(0, 0, 0, 0));
     __syncthreads();
 #pragma unroll 1
     for (uint32_t slot = 0; page < end; page += TABLES_WARPS, slot = slot + 1 < layout::slots ? slot + 1 : 0) {
         wait_copies<layout::slots - 1>();
         __syncwarp();
-        add_page<GROUP>(shared, ring + slot * layout::slot_bytes, a.one);
+        add_page<GROUP>(cells, ring + slot * layout::slot_bytes, a.one);
         __syncwarp();
         ask(slot, page + layout::slots * TABLES_WARPS);
     }
     __syncthreads();
-    finish_sums<GROUP>(a, shared, reinterpret_cast<float *>(rings), half, a.sums + (head * parts + part) * GROUP * TABLES_HD);
+    finish_sums<GROUP>(a, cells, reinterpret_cast<float *>(rings), half, a.sums + (head * parts + part) * GROUP * TABLES_HD);
 }
 
 #endif
