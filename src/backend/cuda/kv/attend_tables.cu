@@ -346,7 +346,8 @@ static bool serves(const struct attend_decode *a) {
     for (int side = 0; side < 2; side++)
         if (a->centroid[side].width != 2 || a->centroid[side].bits != 8) return false;
     return a->heads.head_dim == TABLES_HD && a->heads.query_heads == a->heads.kv_heads &&
-           device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= (int)SHARED_BYTES;
+           device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= (int)SHARED_BYTES &&
+           device_attribute(cudaDevAttrReservedSharedMemoryPerBlock) <= (int)SHARED_BEFORE;
 }
 
 cudaError_t attend_tables(const struct attend_decode *a, cudaStream_t stream) {
