@@ -115,6 +115,7 @@ static void make_attention(struct layer &l) {
         a.learned[side] = l.step.centroids[side], a.page_bytes[side] = TABLES_PAGE;
     }
     a.places = l.step.places, a.run_step = 1, a.sequences = make_sequences(l);
+    a.runs = (l.shape.tokens + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS;
     a.n_rows = n, a.splits = attend_decode_splits(&a.heads, CODEC_PQ, sm, 1, l.pages);
     a.multiprocessor_parts = attend_decode_multiprocessor_parts(&a.heads, sm, n * a.splits);
     std::vector<struct query_row_view> rows(n);
