@@ -1,7 +1,8 @@
 /* bench_million_tables_cuda [SHAPE...|check] measures a decoding step's attention over one layer of million-4's pages, 32 query heads of 128, beside the
  * two parts of MILLION's own way (million_tables.cuh), each alone:
  *
- *     shipped  the whole attention by the kernel that ships, which looks centroids up for tensor cores
+ *     shipped  the whole attention by the kernel that ships, which is both parts of the tables with 32 KV heads, and with 8 looks centroids up for
+ *              tensor cores
  *     scores   logits by tables of the queries' products with all centroids, which each CTA makes, left in memory
  *     sums     values: given weights added up by code, whose sums are then multiplied by the centroids; parts are not merged
  *
@@ -17,7 +18,7 @@
 #include <cstring>
 #include <string>
 
-#define HD MILLION_HD
+#define HD TABLES_HD
 #define ROTATED 300e6 /* bytes of all copies together, at least */
 #define LAUNCHES 24   /* of a graph, at least */
 
@@ -46,15 +47,15 @@ struct layer {
 
 static const __half *decoded(const struct layer &l, uint32_t head, int side, uint32_t token, uint32_t channel) {
     const struct place_view &place = l.places[head];
-    const size_t page = l.pages * (place.offset + side * place.bytes[0]) + token / PAGE_TOKENS * (size_t)MILLION_PAGE;
+    const size_t page = l.pages * (place.offset + side * place.bytes[0]) + token / PAGE_TOKENS * (size_t)TABLES_PAGE;
     const uint8_t code = l.chunk[page + channel / 2 * PAGE_TOKENS + token % PAGE_TOKENS];
-    return &l.centroids[side][((size_t)head * MILLION_CODES + code) * HD + channel];
+    return &l.centroids[side][((size_t)head * TABLES_CODES + code) * HD + channel];
 }
 
 /* ---- Making a layer */
 
 static const struct centroid_view *make_centroids(struct layer &l, int side) {
-    const size_t head_halves = (size_t)MILLION_CODES * HD;
+    const size_t head_halves = (size_t)TABLES_CODES * HD;
     l.centroids[side].resize(l.shape.kv_heads * head_halves);
     for (__half &x : l.centroids[side]) x = __float2half(random_number());
     const __half *const there = sent(l.centroids[side]);
@@ -68,8 +69,8 @@ static const struct centroid_view *make_centroids(struct layer &l, int side) {
 static void make_pages(struct layer &l, bool timed) {
     l.places.resize(l.shape.kv_heads);
     for (uint32_t h = 0; h < l.shape.kv_heads; h++)
-        l.places[h].offset = (uint64_t)h * 2 * MILLION_PAGE, l.places[h].bytes[0] = l.places[h].bytes[1] = MILLION_PAGE;
-    const size_t bytes = (size_t)l.pages * l.shape.kv_heads * 2 * MILLION_PAGE, all = bytes * l.shape.rows;
+        l.places[h].offset = (uint64_t)h * 2 * TABLES_PAGE, l.places[h].bytes[0] = l.places[h].bytes[1] = TABLES_PAGE;
+    const size_t bytes = (size_t)l.pages * l.shape.kv_heads * 2 * TABLES_PAGE, all = bytes * l.shape.rows;
     l.chunk.resize(bytes);
     for (size_t i = 0; i < bytes; i++) l.chunk[i] = (uint8_t)random_bits();
     l.copies = !timed ? 1 : (double)all > ROTATED / 2 ? 2 : (uint32_t)(ROTATED / (double)all) + 1;
@@ -111,9 +112,10 @@ static void make_attention(struct layer &l) {
     a.heads.scale = l.step.scale, a.heads.magnitude = 1;
     for (int side = 0; side < 2; side++) {
         a.codec[side] = CODEC_PQ, a.centroid[side].width = 2, a.centroid[side].bits = 8;
-        a.learned[side] = l.step.centroids[side], a.page_bytes[side] = MILLION_PAGE;
+        a.learned[side] = l.step.centroids[side], a.page_bytes[side] = TABLES_PAGE;
     }
     a.places = l.step.places, a.run_step = 1, a.sequences = make_sequences(l);
+    a.runs = (l.shape.tokens + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS;
     a.n_rows = n, a.splits = attend_decode_splits(&a.heads, CODEC_PQ, sm, 1, l.pages);
     a.multiprocessor_parts = attend_decode_multiprocessor_parts(&a.heads, sm, n * a.splits);
     std::vector<struct query_row_view> rows(n);
@@ -127,7 +129,7 @@ static void make_attention(struct layer &l) {
 /* Returns how many parts leave each multiprocessor a CTA, of `ctas` for each. */
 static uint32_t parts_of(const struct layer &l, uint32_t ctas) {
     const uint32_t parts = (uint32_t)multiprocessors() / (l.shape.rows * l.shape.kv_heads * ctas);
-    const uint32_t most = (l.pages + MILLION_WARPS - 1) / MILLION_WARPS; /* as many as keep every warp busy */
+    const uint32_t most = (l.pages + TABLES_WARPS - 1) / TABLES_WARPS; /* as many as keep every warp busy */
     return parts < 1 ? 1 : parts < most ? parts : most;
 }
 template <int GROUP> static uint32_t sum_parts(const struct layer &l) { return parts_of(l, sum_layout<GROUP>::halves); }
@@ -162,11 +164,11 @@ template <int GROUP> static cudaError_t launch_shipped(const struct layer &l, ui
 template <int GROUP> static cudaError_t launch_scores(const struct layer &l, uint32_t i, cudaStream_t stream) {
     struct million_step step = l.step;
     step.pool += i * l.shape.rows * step.row_bytes;
-    const uint32_t bytes = score_layout<GROUP>::bytes;
+    const uint32_t bytes = score_layout<GROUP>::memory::bytes;
     const cudaError_t result =
         cudaFuncSetAttribute(score_by_tables<GROUP>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
-    score_by_tables<GROUP><<<dim3(parts_of(l, 1), l.shape.kv_heads, l.shape.rows), MILLION_WARPS * 32, bytes, stream>>>(step);
+    score_by_tables<GROUP><<<dim3(parts_of(l, 1), l.shape.kv_heads, l.shape.rows), TABLES_WARPS * 32, bytes, stream>>>(step);
     return cudaGetLastError();
 }
 
@@ -174,11 +176,11 @@ template <int GROUP> static cudaError_t launch_sums(const struct layer &l, uint3
     using layout = sum_layout<GROUP>;
     struct million_step step = l.step;
     step.pool += i * l.shape.rows * step.row_bytes;
-    const uint32_t bytes = layout::bytes;
+    const uint32_t bytes = layout::memory::bytes;
     const cudaError_t result = cudaFuncSetAttribute(sum_by_code<GROUP>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
     const dim3 grid(sum_parts<GROUP>(l) * layout::halves, l.shape.kv_heads, l.shape.rows);
-    sum_by_code<GROUP><<<grid, MILLION_WARPS * 32, bytes, stream>>>(step);
+    sum_by_code<GROUP><<<grid, TABLES_WARPS * 32, bytes, stream>>>(step);
     return cudaGetLastError();
 }
 

@@ -49,7 +49,8 @@ struct attend_sample {
     enum rope_pairing pairing;
     float magnitude; /* rope's; 0: 1 */
     struct sequence sequences[SEQUENCES];
-    bool slopes, in_place;
+    bool slopes, sinks, in_place;
+    float cap;                               /* of logits; 0: none */
     struct codec_shape shape[HEADS_MOST][2]; /* as the CPU's codec sees them, group and head_dim included */
     const uint8_t *records[SEQUENCES];       /* [Hk][2][record_bytes] of transforms that are a sequence's own, or NULL */
     size_t record_bytes;
@@ -244,13 +245,17 @@ static inline void make_halves(struct attend_sample *sample, uint32_t number) {
     free(window);
 }
 
+/* The logit of a query head's key without a value. */
+static inline float sink_of_head(uint32_t head) { return 1.5f - 0.5f * (float)head; }
+
 /* out[hd] of a query. */
-static inline void expected_row(const struct attend_sample *sample, uint32_t number, uint32_t head, const float *q,
+static inline void expected_row(const struct attend_sample *sample, uint32_t number, uint32_t query_head, const float *q,
                                 const float *q_exact, double slope, double *out) {
     const struct sequence *s = &sample->sequences[number];
-    uint32_t hd = sample->head_dim;
+    uint32_t hd = sample->head_dim, head = query_head / sample->group;
     size_t n = rows_of(s);
-    double *logits = allocated(n * sizeof *logits), largest = -INFINITY, sum = 0;
+    double *logits = allocated(n * sizeof *logits), largest = sample->sinks ? (double)sink_of_head(query_head) : -INFINITY, sum = 0;
+    const double cap = (double)sample->cap;
     for (size_t r = 0; r < n; r++) {
         bool exact = r < s->exact, of_page = !exact && r < s->exact + (size_t)PAGE_TOKENS * s->pages;
         uint32_t slot = (uint32_t)(r - s->exact);
@@ -260,10 +265,13 @@ static inline void expected_row(const struct attend_sample *sample, uint32_t num
         const float *key = sample->rows[number][head][0] + r * hd, *query = exact ? q_exact : q;
         double position = (double)r + s->evicted, product = 0; /* exact rows stand before the first that is not evicted */
         for (uint32_t c = 0; c < hd; c++) product += (double)query[c] * (double)key[c];
-        logits[r] = (double)sample->attend.heads.scale * product + slope * (position - position_of(s));
+        logits[r] = (double)sample->attend.heads.scale * product;
+        if (cap > 0) logits[r] = cap * tanh(logits[r] / cap);
+        logits[r] += slope * (position - position_of(s));
         largest = fmax(largest, logits[r]);
     }
     memset(out, 0, hd * sizeof *out);
+    if (sample->sinks) sum = exp((double)sink_of_head(query_head) - largest);
     for (size_t r = 0; r < n; r++) {
         double weight = exp(logits[r] - largest);
         if (weight == 0) continue;
@@ -283,7 +291,7 @@ static inline double worst_error(const struct attend_sample *sample, const float
         for (uint32_t h = 0; h < heads; h++) {
             size_t at = ((size_t)r * heads + h) * hd;
             double difference = 0, length = 0;
-            expected_row(sample, r, h / sample->group, q + at, q_exact + at, slopes ? (double)slopes[h] : 0, row);
+            expected_row(sample, r, h, q + at, q_exact + at, slopes ? (double)slopes[h] : 0, row);
             for (uint32_t c = 0; c < hd; c++) {
                 difference += pow((double)out[at + c] - row[c], 2);
                 length += row[c] * row[c];
@@ -304,7 +312,7 @@ static inline double check_attention(struct attend_sample *sample) {
     uint32_t hd = sample->head_dim, heads = sample->kv_heads * sample->group, positions = 0;
     size_t n = (size_t)SEQUENCES * heads * hd;
     float *q = allocated(n * sizeof *q), *q_exact = allocated(n * sizeof *q), *out = allocated(n * sizeof *q),
-          *first = allocated(n * sizeof *q), slopes[64];
+          *first = allocated(n * sizeof *q), slopes[64], sinks[LAYERS * 64];
     struct query_row_view rows[SEQUENCES];
     struct attend_decode *attend = &sample->attend;
     make_places(sample);
@@ -321,6 +329,7 @@ static inline double check_attention(struct attend_sample *sample) {
     }
     for (size_t i = 0; i < n; i++) q[i] = (float)random_normal(), q_exact[i] = (float)random_normal();
     for (uint32_t h = 0; h < heads; h++) slopes[h] = exp2f(-8.0f * (float)(h + 1) / (float)heads);
+    for (uint32_t i = 0; i < LAYERS * heads; i++) sinks[i] = i / heads == LAYER ? sink_of_head(i % heads) : NAN;
     attend->heads = (struct head_view){.layers = LAYERS,
                                        .query_heads = heads,
                                        .kv_heads = sample->kv_heads,
@@ -329,7 +338,9 @@ static inline double check_attention(struct attend_sample *sample) {
                                        .n_rot = sample->n_rot,
                                        .pairing = sample->pairing,
                                        .magnitude = sample->magnitude > 0 ? sample->magnitude : 1,
-                                       .slopes = sample->slopes ? take(sample, slopes, sizeof slopes) : NULL};
+                                       .slopes = sample->slopes ? take(sample, slopes, sizeof slopes) : NULL,
+                                       .sinks = sample->sinks ? take(sample, sinks, sizeof sinks) : NULL,
+                                       .cap = sample->cap};
     attend->layer = LAYER, attend->n_rows = SEQUENCES, attend->runs = positions / ROPE_RUN_TOKENS + 1, attend->run_step = 1;
     for (int side = 0; side < 2; side++) attend->codec[side] = sample->codec[side]->id;
     size_t part_floats = attend_decode_part_floats(&attend->heads, attend->codec[0], SEQUENCES, attend->splits);

@@ -1,6 +1,6 @@
 /* A decoding step's attention over pages of codecs with centroids (pq, vq, gain-shape) on the GPU against the same in double precision over what
  * the CPU's codecs decode: widths and bits, one beside another; head sizes and groups; runs of keys; ALiBi; CTAs that read one part each, and
- * several. */
+ * several; the kernel that has tables of a query's products, with caps and learned sinks. */
 #include "attend_sample.h"
 #include "centroids_sample.h"
 #include "no_device.h"
@@ -14,8 +14,10 @@ struct setup {
     struct coding key, value;
     uint32_t head_dim, group, n_rot;
     enum rope_pairing pairing;
-    bool slopes, in_place;
-    uint32_t splits; /* of the longest sequence; 0: as SOME says */
+    bool slopes, sinks, in_place;
+    float cap;
+    uint32_t splits, pages; /* of the longest sequence; 0: as SOME says */
+    uint32_t short_splits;  /* of the sequence with one page; 0: the same */
 };
 
 /* A sequence without pages, one with a page that is read in several parts, one with many pages, one whose KV heads have lists of their own, and one
@@ -51,11 +53,15 @@ static double check(const struct setup *setup) {
                                    .n_rot = setup->n_rot,
                                    .pairing = setup->pairing,
                                    .slopes = setup->slopes,
+                                   .sinks = setup->sinks,
+                                   .cap = setup->cap,
                                    .in_place = setup->in_place,
                                    .random_rows = random_rows,
                                    .parameters = sides};
     memcpy(sample.sequences, SOME, sizeof SOME);
     if (setup->splits) sample.sequences[2].splits = setup->splits;
+    if (setup->pages) sample.sequences[2].pages = setup->pages;
+    if (setup->short_splits) sample.sequences[1].splits = setup->short_splits;
     for (uint32_t head = 0; head < HEADS; head++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             struct codec_shape *shape = &sample.shape[head][side];
@@ -166,9 +172,32 @@ static void parts(void **unused) {
     finish("parts", worst);
 }
 
+/* With one query head a KV head: pages fewer than warps and more than a chunk has, parts without pages, logits in all their forms. */
+static void tables(void **unused) {
+    static const struct setup forms[] = {
+        {.splits = 1},
+        {.splits = 1, .pages = 145, .slopes = true},
+        {.splits = 2, .pages = 263, .short_splits = 12}, /* a CTA reads both parts, of two chunks each */
+        {.splits = 3, .sinks = true},
+        {.splits = 14, .cap = 1.5f, .in_place = true},
+        {.splits = 40, .slopes = true, .sinks = true, .cap = 3}};
+    double worst = 0;
+    (void)unused;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        struct setup setup = forms[i];
+        setup.key = setup.value = pq(2, 8), setup.head_dim = setup.n_rot = 128, setup.group = 1;
+        report(&setup, &worst);
+    }
+    finish("tables", worst);
+}
+
 int main(void) {
     if (no_device()) return NO_DEVICE_STATUS;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(widths_and_bits), cmocka_unit_test(head_sizes_and_groups),
-                                       cmocka_unit_test(sides_of_two_kinds), cmocka_unit_test(ropes), cmocka_unit_test(parts)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(widths_and_bits),
+                                       cmocka_unit_test(head_sizes_and_groups),
+                                       cmocka_unit_test(sides_of_two_kinds),
+                                       cmocka_unit_test(ropes),
+                                       cmocka_unit_test(parts),
+                                       cmocka_unit_test(tables)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,6 +21,7 @@ SHARED = "test_cuda_ranks_prompt_emulated"
 DISTANCES = "test_cuda_ranks_emulated ranks_count*"
 REPLACED = "test_cuda_mat_emulated tokens_one_by_one*"
 RANKS = "test_cuda_ranks_emulated ranks_choose*"
+TABLES = "test_attend_centroids_emulated tables"
 BATCH = "test_cuda_batch_emulated a_step_of_several*"
 FAULTS = (  # file, text that occurs once in it, what takes its place, the test, the fault; FAULT is 1 where it is on, else 0
     (KV + "attend_transform.cuh", "sum += weight;\n    }", "sum += FAULT ? 0 : weight;\n    }", "test_attend_transform_emulated", "terse-N: values less no mean are read with it"),
@@ -45,6 +46,11 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     (KV + "attend_centroids.cuh", "if (other_run || (SEVERAL && page == 0)) {", "if (other_run || (SEVERAL && page == 0 && !FAULT)) {", "test_attend_centroids_emulated parts", "million, cq, antkv: of the parts of a rope run only the first has queries"),
     (KV + "attend_centroids.cuh", "rest + (SEVERAL ? 2 * TABLE_BYTES : 0);", "rest + (SEVERAL && !FAULT ? 2 * TABLE_BYTES : 0);", "test_attend_centroids_emulated parts", "million, cq, antkv: sums of a part take the place of the centroids"),
     (KV + "attend_centroids.cuh", "turn += memory::rows_at_once) {", "turn += FAULT ? WARPS : memory::rows_at_once) {", "test_attend_centroids_emulated parts", "million, cq, antkv: rows of halves are not read that have no room at once"),
+    (KV + "attend_tables.cu", "if (warp == 0 && fresh)", "if (warp == 0 && fresh && !FAULT)", TABLES, "million-4 by tables: of the chunks of a part only the last is read"),
+    (KV + "attend_tables.cu", "live & 2 ? x.y", "live & 2 || FAULT ? x.y", TABLES, "million-4 by tables: every other token is read that is not to be"),
+    (KV + "attend_tables.cu", "const float one = weights > 0", "const float one = weights > 0 && !FAULT", TABLES, "million-4 by tables: weights are whole numbers"),
+    (KV + "attend_tables.cu", "        s.part++;\n    }\n    arrive", "        s.part += !FAULT;\n    }\n    arrive", TABLES, "million-4 by tables: a CTA leaves its parts as the first one"),
+    (KV + "attend_tables.cuh", "2 * (threadIdx.x / 32 + turn * TABLES_WARPS) + lane_id() / 16", "2 * (threadIdx.x / 32 + turn * TABLES_WARPS) + (FAULT ? 0 : lane_id() / 16)", TABLES, "million-4 by tables: every other centroid of values is left out"),
     (KV + "attend_commvq.cuh", "turn += memory::rows_at_once) {", "turn += FAULT ? commvq_warps : memory::rows_at_once) {", "test_attend_commvq_emulated parts", "commvq: rows of halves are not read that have no room at once"),
     (KV + "attend_commvq.cuh", "s.part < row_units;", "s.part + FAULT < row_units;", "test_attend_commvq_emulated parts", "commvq: the last rows of halves are left out where a CTA reads several parts"),
     (KV + "attend_commvq.cuh", "rest + (SEVERAL ? places::bytes : 0);", "rest + (SEVERAL && !FAULT ? places::bytes : 0);", BATCH, "commvq: sums of a part take the place of the tables"),

@@ -148,6 +148,10 @@ PTX_INLINE uint4 load_shared_quad(uint32_t address) {
     return r;
 }
 
+PTX_INLINE void add_shared(uint32_t address, uint32_t x) {
+    asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 PTX_INLINE void store_shared_pair(uint32_t address, uint2 x) {
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
 }

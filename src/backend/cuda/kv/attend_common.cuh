@@ -253,15 +253,16 @@ ATTEND_INLINE void warp_pages_of(const struct share &s, uint32_t warp, uint32_t 
 constexpr uint32_t CTA_PARTS_MOST = 32; /* kernels may give each lane of a warp what is to be known of a part */
 
 /* Returns how many parts of a row and KV head that follow one another a CTA reads, where a multiprocessor holds so many CTAs: as many as
- * take the least time, if a CTA's beginning takes as long as a part. Mostly these are as few as let all parts be read at once; but where
+ * take the least time, by the time of a part and of a CTA's beginning. Mostly these are as few as let all parts be read at once; but where
  * the rows' last CTAs then had so few that not all CTAs found room, more or fewer. */
-inline uint32_t parts_of_ctas(const struct attend_decode *a, uint32_t resident) {
+inline uint32_t parts_of_ctas(const struct attend_decode *a, uint32_t resident, uint32_t part_time = 1,
+                              uint32_t beginning_time = 1) {
     const uint64_t at_once = (uint64_t)a->splits * resident;
     uint64_t least = UINT64_MAX;
     uint32_t best = 1;
     for (uint32_t parts = 1; parts <= CTA_PARTS_MOST && parts <= a->splits; parts++) {
         const uint64_t ctas = (a->splits + parts - 1) / parts; /* of a row with all splits */
-        const uint64_t time = (a->multiprocessor_parts * ctas + at_once - 1) / at_once * (parts + 1);
+        const uint64_t time = (a->multiprocessor_parts * ctas + at_once - 1) / at_once * (parts * part_time + beginning_time);
         if (time < least) least = time, best = parts;
     }
     return best;
@@ -671,6 +672,23 @@ ATTEND_INLINE void merge_parts(const struct attend_decode &a, const struct share
     }
 }
 
+/* Merges n partial states of channels 4 i .. 4 i + 3 of all queries' one after another. */
+template <int HD>
+ATTEND_INLINE float4 merged_states(const partials<HD> &states, unsigned n, uint32_t group, unsigned i, float2 &state) {
+    const unsigned query = i / (HD / 4), groups = group * (HD / 4);
+    float4 sums = make_float4(0, 0, 0, 0);
+    state = make_float2(-INFINITY, 0);
+    for (unsigned j = 0; j < n; j++) state.x = fmaxf(state.x, states.max_sum[j * group + query].x);
+#pragma unroll 4
+    for (unsigned j = 0; j < n && state.x > -INFINITY; j++) { /* with the maximum known, no state waits for another */
+        const float4 more = reinterpret_cast<const float4 *>(states.sums)[j * groups + i];
+        const float2 from = states.max_sum[j * group + query];
+        const float b = exp2_fast(from.x - state.x);
+        sums.x += more.x * b, sums.y += more.y * b, sums.z += more.z * b, sums.w += more.w * b, state.y += from.y * b;
+    }
+    return sums;
+}
+
 /* Merges, by all threads of a CTA after a __syncthreads, n partial states of a part into one and writes it to memory, or the output, if
  * it is the row's only part. */
 template <int HD, int THREADS>
@@ -679,16 +697,8 @@ ATTEND_INLINE void leave_part(const struct attend_decode &a, const struct share 
     const unsigned groups = s.group * (HD / 4);
     for (unsigned i = threadIdx.x; i < groups; i += THREADS) {
         const unsigned query = i / (HD / 4);
-        float4 sums = make_float4(0, 0, 0, 0);
-        float2 state = make_float2(-INFINITY, 0);
-        for (unsigned j = 0; j < n; j++) state.x = fmaxf(state.x, states.max_sum[j * s.group + query].x);
-#pragma unroll 4
-        for (unsigned j = 0; j < n && state.x > -INFINITY; j++) { /* with the maximum known, no state waits for another */
-            const float4 more = reinterpret_cast<const float4 *>(states.sums)[j * groups + i];
-            const float2 from = states.max_sum[j * s.group + query];
-            const float b = exp2_fast(from.x - state.x);
-            sums.x += more.x * b, sums.y += more.y * b, sums.z += more.z * b, sums.w += more.w * b, state.y += from.y * b;
-        }
+        float2 state;
+        const float4 sums = merged_states<HD>(states, n, s.group, i, state);
         if (s.parts == 1) {
             put_output<HD>(a, s, i, sums, state);
         } else {

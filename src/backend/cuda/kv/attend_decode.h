@@ -4,7 +4,7 @@
  *
  * attend_launch.h has the arguments, attend_common.cuh what all families share: the exact rows and the window, and merging. A
  * family of codecs has files of its own: attend_scaled*.cu (f16, q8_0, q4_0, kivi), attend_transform*.cu, attend_centroids*.cu (pq,
- * vq, gain-shape), attend_commvq*.cu (comm, additive); codec.c says which family reads a codec, and which codecs of keys and values may be mixed. */
+ * vq, gain-shape), attend_tables.cu (pq with one query head a KV head), attend_commvq*.cu (comm, additive); codec.c says which family reads a codec, and which codecs of keys and values may be mixed. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_DECODE_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_DECODE_H
 

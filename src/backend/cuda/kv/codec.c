@@ -6,6 +6,7 @@
 #include "backend/cuda/kv/attend_scaled.h"
 #include "backend/cuda/kv/attend_sign.h"
 #include "backend/cuda/kv/attend_sizes.h"
+#include "backend/cuda/kv/attend_tables.h"
 #include "backend/cuda/kv/attend_transform.h"
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/commvq.h"
@@ -121,9 +122,10 @@ static const struct cuda_codec pq = {.format = &codec_pq,
                                      .encodes = compiled_head_dims,
                                      .encode = encode_centroids,
                                      .decode = decode_centroids,
-                                     .attend = attend_centroids,
+                                     .attend = attend_tables,
                                      .form = &centroids,
                                      .attends = attends_centroids,
+                                     .attend_mixed = attend_centroids,
                                      .learned_new = centroids_new};
 
 static const struct cuda_codec vq = {.format = &codec_vq,
@@ -133,6 +135,7 @@ static const struct cuda_codec vq = {.format = &codec_vq,
                                      .attend = attend_centroids,
                                      .form = &centroids,
                                      .attends = attends_centroids,
+                                     .attend_mixed = attend_centroids,
                                      .learned_new = centroids_new};
 
 static const struct cuda_codec gain_shape = {.format = &codec_gain_shape,
@@ -142,6 +145,7 @@ static const struct cuda_codec gain_shape = {.format = &codec_gain_shape,
                                              .attend = attend_centroids,
                                              .form = &centroids,
                                              .attends = attends_centroids,
+                                             .attend_mixed = attend_centroids,
                                              .learned_new = centroids_new};
 
 static const struct cuda_codec commvq = {.format = &codec_commvq,

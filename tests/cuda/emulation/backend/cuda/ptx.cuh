@@ -174,6 +174,10 @@ inline uint2 load_shared_pair(uint32_t address) { return make_uint2(load_shared(
 inline uint4 load_shared_quad(uint32_t address) {
     return make_uint4(load_shared(address), load_shared(address + 4), load_shared(address + 8), load_shared(address + 12));
 }
+inline void add_shared(uint32_t address, uint32_t x) {
+    x += load_shared(address);
+    memcpy(emulated_shared_at(address), &x, sizeof x);
+}
 inline void store_shared_pair(uint32_t address, uint2 x) { memcpy(emulated_shared_at(address), &x, sizeof x); }
 inline void store_shared_quad(uint32_t address, uint4 x) { memcpy(emulated_shared_at(address), &x, sizeof x); }
 
