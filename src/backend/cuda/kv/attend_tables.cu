@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(TABLES_WARPS * 32, 1)
 
 /* ---- Launches */
 
-static bool serves(const struct attend_decode *a) {
+bool attend_tables_serves(const struct attend_decode *a) {
     for (int side = 0; side < 2; side++)
         if (a->centroid[side].width != 2 || a->centroid[side].bits != 8) return false;
     return a->heads.head_dim == TABLES_HD && a->heads.query_heads == a->heads.kv_heads &&
@@ -351,7 +351,6 @@ static bool serves(const struct attend_decode *a) {
 }
 
 cudaError_t attend_tables(const struct attend_decode *a, cudaStream_t stream) {
-    if (!serves(a)) return attend_centroids(a, stream);
     const uint32_t pages = a->runs * (ROPE_RUN_TOKENS / PAGE_TOKENS) / a->splits;
     const uint32_t parts = parts_of_ctas(a, 1, pages + TABLE_PAGES, BEGINNING_PAGES);
     const cudaError_t result =

@@ -3,10 +3,10 @@
 
 #include "backend/cuda/kv/attend_centroids.h"
 #include "backend/cuda/kv/attend_commvq.h"
+#include "backend/cuda/kv/attend_pq.h"
 #include "backend/cuda/kv/attend_scaled.h"
 #include "backend/cuda/kv/attend_sign.h"
 #include "backend/cuda/kv/attend_sizes.h"
-#include "backend/cuda/kv/attend_tables.h"
 #include "backend/cuda/kv/attend_transform.h"
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/commvq.h"
@@ -122,7 +122,7 @@ static const struct cuda_codec pq = {.format = &codec_pq,
                                      .encodes = compiled_head_dims,
                                      .encode = encode_centroids,
                                      .decode = decode_centroids,
-                                     .attend = attend_tables,
+                                     .attend = attend_pq,
                                      .form = &centroids,
                                      .attends = attends_centroids,
                                      .attend_mixed = attend_centroids,
