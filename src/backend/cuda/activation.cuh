@@ -4,7 +4,9 @@
 
 #include "model/model.h"
 
-__device__ static inline float gelu_tanh(float x) { return __fdividef(x, 1 + expf(-2 * 0.79788456f * x * (1 + 0.044715f * x * x))); }
+__device__ static inline float gelu_tanh(float x) {
+    return __fdividef(x, 1 + expf(-2 * 0.79788456f * x * (1 + 0.044715f * x * x)));
+}
 
 __device__ static inline float activation_of(enum activation activation, float x, float factor) {
     if (activation == ACTIVATION_SWIGLU) return __fdividef(x, 1 + expf(-x)) * factor;
