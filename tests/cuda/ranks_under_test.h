@@ -38,10 +38,8 @@ static inline bool no_ranks(void) {
     return status;
 }
 
-/* Returns how many ranks jobs are run with at most, where threads are given as `threads`. */
-static inline uint32_t ranks_most(uint32_t threads) { return processes ? processes->ranks : threads; }
-/* Returns whether a job can be run with n of them. */
-static inline bool ranks_can_be(uint32_t n) { return !processes || n == 1 || n == processes->ranks; }
+/* Returns how many ranks jobs are run with, where threads are given as `threads`. */
+static inline uint32_t ranks_of(uint32_t threads) { return processes ? processes->ranks : threads; }
 
 /* Calls run(ranks, job) on each of n ranks, which notes what it sees in seen[its rank], `bytes` of them; all have the notes of all at the end. */
 static inline void run_ranks(uint32_t n, void (*run)(struct collective *ranks, void *job), void *job, void *seen, size_t bytes) {

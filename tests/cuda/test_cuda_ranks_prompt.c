@@ -190,12 +190,10 @@ static void prompts_are_shared(void **state) {
     void *file;
     struct job *job = job_new(spec, &method, &file);
     job->n = PROMPT;
-    const uint32_t most = spec == &random_layer_models[0] ? 3 : 2;
-    for (uint32_t n = processes ? processes->ranks : 2; n <= ranks_most(most); n++) {
-        compare(job, n);
-        check_shares(job, n);
-        check_exchanges(job, n);
-    }
+    const uint32_t n = ranks_of(spec == &random_layer_models[0] ? 3 : 2);
+    compare(job, n);
+    check_shares(job, n);
+    check_exchanges(job, n);
     job_free(job, file);
 }
 
@@ -206,7 +204,7 @@ static void long_prompts_are_shared_by_and_by(void **state) {
     struct method method;
     void *file;
     struct job *job = job_new(&random_models[0], &method, &file);
-    const uint32_t n = ranks_most(2);
+    const uint32_t n = ranks_of(2);
     job->n = n * PANEL_MOST + PROMPT;
     compare(job, n);
     check_shares(job, n);
@@ -222,7 +220,7 @@ static void layers_that_slide_are_shared_behind_pages(void **state) {
     struct method method;
     void *file;
     struct job *job = job_new(&random_layer_models[0], &method, &file);
-    const uint32_t n = ranks_most(2), sliding = cache_shape_of(job->model, 0).sliding;
+    const uint32_t n = ranks_of(2), sliding = cache_shape_of(job->model, 0).sliding;
     job->before = FEW - 6;
     job->n = FEW + 4;
     assert_true(sliding && sliding < job->model->layers);
@@ -238,7 +236,7 @@ static void layers_that_slide_are_shared_behind_pages(void **state) {
 /* Where all queries choose anchors, before one attends or as they do, each attends on every rank. */
 static void prompts_with_anchors_are_not_shared(void **state) {
     (void)state;
-    const uint32_t n = ranks_most(2);
+    const uint32_t n = ranks_of(2);
     for (int paper = 0; paper < 2; paper++) {
         struct method method;
         void *file;
@@ -258,7 +256,7 @@ static void all_ranks_refuse_what_one_of_them_sees(void **state) {
     static const char *const tensors[] = {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}, *const places[] = {"behind layer 0 ",
                                                                                                             "behind layer 1 "};
     (void)state;
-    const uint32_t n = ranks_most(2);
+    const uint32_t n = ranks_of(2);
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
         struct method method;
         void *file, *damaged;
@@ -287,7 +285,7 @@ static void short_prompts_are_not(void **state) {
     job->n = FEW;
     run_job(job, 1);
     *alone = job->seen[0];
-    const uint32_t n = ranks_most(2);
+    const uint32_t n = ranks_of(2);
     run_job(job, n);
     for (uint32_t rank = 0; rank < n; rank++) {
         assert_memory_equal(job->seen[rank].logits, alone->logits, sizeof alone->logits);

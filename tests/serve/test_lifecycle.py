@@ -120,11 +120,11 @@ class Turns(ServedTest):
         order = []
 
         def ask(key, n):
-            fields = {"prompt": [[5, 6, 7 + i] for i in range(n)], "max_tokens": 40}
+            fields = {"prompt": [[5, 6, 7 + i] for i in range(n)], "max_tokens": 20}
             status, _, _ = self.server.post("/v1/completions", fields, {"Authorization": "Bearer " + key})
             order.append((key, status))
 
-        threads = [threading.Thread(target=ask, args=("a", 30)), threading.Thread(target=ask, args=("b", 1))]
+        threads = [threading.Thread(target=ask, args=("a", 15)), threading.Thread(target=ask, args=("b", 1))]
         threads[0].start()
         until(lambda: self.server.get("/slots", Authorization="Bearer a")[2][0]["request"])
         threads[1].start()
@@ -286,7 +286,7 @@ class Stopping(unittest.TestCase):
     def test_running_replies_end(self):
         for number in (signal.SIGTERM, signal.SIGINT):
             server = Server("--parallel", "1")
-            events = server.stream(CHAT, endless(server, max_tokens=300))
+            events = server.stream(CHAT, endless(server, max_tokens=200))
             next(events)
             next(events)
             server.signal(number)

@@ -17,7 +17,9 @@ emulated_thread *emulated_now;
 dim3 emulated_grid, emulated_block;
 alignas(1024) char emulated_shared_memory[EMULATED_SHARED_BYTES];
 
-#define STACK_BYTES ((size_t)256 << 10)
+#define THREADS_MOST 1024
+/* Multiples of a large power of two would have all stacks share a few sets of the processor's caches. */
+#define STACK_BYTES (((size_t)256 << 10) + 5 * 64)
 
 struct pending_copy {
     char *to;
@@ -29,7 +31,6 @@ struct pending_copy {
 
 struct fiber : emulated_thread {
     void *stack_pointer; /* where it stopped */
-    char *stack;
     unsigned number;
     unsigned groups; /* of copies, that were committed */
     std::vector<pending_copy> copies;
@@ -140,12 +141,18 @@ static void begin_of_thread() {
     end_of_thread();
 }
 
+/* The stacks of all threads, in huge pages: as each thread has its own, the processor knows the places of few small ones. */
+static char *make_stacks() {
+    const size_t bytes = THREADS_MOST * STACK_BYTES;
+    void *stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks == MAP_FAILED) abort();
+    madvise(stacks, bytes, MADV_HUGEPAGE);
+    return (char *)stacks;
+}
+
 static void prepare(fiber *f, unsigned number) {
-    if (!f->stack) {
-        f->stack = (char *)mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (f->stack == MAP_FAILED) abort();
-    }
-    void **top = (void **)(f->stack + STACK_BYTES - 16);
+    static char *const stacks = make_stacks();
+    void **top = (void **)(stacks + (number + 1) * STACK_BYTES - 16);
     *--top = NULL; /* the stack is as after a call */
     *--top = (void *)begin_of_thread;
     for (int i = 0; i < 6; i++) *--top = NULL;
@@ -158,8 +165,10 @@ static void prepare(fiber *f, unsigned number) {
     f->copies.clear();
 }
 
-static void run_block(uint3 block) {
-    memset(emulated_shared_memory, 0xff, sizeof emulated_shared_memory);
+static void run_block(uint3 block, size_t shared) {
+    static size_t written = sizeof emulated_shared_memory; /* by the last block, at most */
+    memset(emulated_shared_memory, 0xff, shared > written ? shared : written);
+    written = shared;
     for (unsigned i = 0; i < n_threads; i++) {
         prepare(fibers[i], i);
         fibers[i]->block = block;
@@ -187,7 +196,7 @@ static void run_block(uint3 block) {
 
 void emulated_run(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> body) {
     if (emulated_captures(stream, [=]() { emulated_run(grid, block, shared, stream, body); })) return;
-    if (shared > EMULATED_SHARED_BYTES || block.x * block.y * block.z > 1024 || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) {
+    if (shared > EMULATED_SHARED_BYTES || block.x * block.y * block.z > THREADS_MOST || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) {
         emulated_fail(cudaErrorInvalidConfiguration);
         return;
     }
@@ -201,7 +210,7 @@ void emulated_run(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std
     work = &body;
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) run_block(make_uint3(x, y, z));
+            for (unsigned x = 0; x < grid.x; x++) run_block(make_uint3(x, y, z), shared);
     emulated_now = NULL;
 }
 

@@ -5,9 +5,11 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <sys/mman.h>
 #include <vector>
 
 #define DEVICE_BYTES ((size_t)8 << 30)
+#define HUGE_PAGE ((size_t)2 << 20)
 
 typedef std::vector<std::function<void()>> work_list;
 
@@ -41,7 +43,9 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
     const std::lock_guard<std::mutex> lock(allocating);
     *memory = NULL;
     if (bytes > DEVICE_BYTES - allocated) return result_of(cudaErrorMemoryAllocation);
-    if (posix_memalign(memory, 256, bytes ? bytes : 1)) return result_of(cudaErrorMemoryAllocation);
+    const size_t alignment = bytes < HUGE_PAGE ? 256 : HUGE_PAGE;
+    if (posix_memalign(memory, alignment, bytes ? bytes : 1)) return result_of(cudaErrorMemoryAllocation);
+    if (bytes >= HUGE_PAGE) madvise(*memory, bytes, MADV_HUGEPAGE); /* faults of small pages would take longer than most kernels */
     memset(*memory, 0xff, bytes);
     allocations[*memory] = bytes;
     allocated += bytes;
