@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(TABLES_WARPS * 32, 1)
 
 bool attend_tables_serves(const struct attend_decode *a) {
     for (int side = 0; side < 2; side++)
-        if (a->centroid[side].width != 2 || a->centroid[side].bits != 8) return false;
+        if (a->codec[side] != CODEC_PQ || a->centroid[side].width != 2 || a->centroid[side].bits != 8) return false;
     return a->heads.head_dim == TABLES_HD && a->heads.query_heads == a->heads.kv_heads &&
            device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= (int)SHARED_BYTES &&
            device_attribute(cudaDevAttrReservedSharedMemoryPerBlock) <= (int)SHARED_BEFORE;

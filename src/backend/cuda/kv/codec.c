@@ -1,9 +1,8 @@
 /* Has the table of codecs on the GPU. */
 #include "backend/cuda/kv/codec.h"
 
-#include "backend/cuda/kv/attend_centroids.h"
+#include "backend/cuda/kv/attend_codebooks.h"
 #include "backend/cuda/kv/attend_commvq.h"
-#include "backend/cuda/kv/attend_pq.h"
 #include "backend/cuda/kv/attend_scaled.h"
 #include "backend/cuda/kv/attend_sign.h"
 #include "backend/cuda/kv/attend_sizes.h"
@@ -122,30 +121,27 @@ static const struct cuda_codec pq = {.format = &codec_pq,
                                      .encodes = compiled_head_dims,
                                      .encode = encode_centroids,
                                      .decode = decode_centroids,
-                                     .attend = attend_pq,
+                                     .attend = attend_codebooks,
                                      .form = &centroids,
                                      .attends = attends_centroids,
-                                     .attend_mixed = attend_centroids,
                                      .learned_new = centroids_new};
 
 static const struct cuda_codec vq = {.format = &codec_vq,
                                      .encodes = compiled_head_dims,
                                      .encode = encode_centroids,
                                      .decode = decode_centroids,
-                                     .attend = attend_centroids,
+                                     .attend = attend_codebooks,
                                      .form = &centroids,
                                      .attends = attends_centroids,
-                                     .attend_mixed = attend_centroids,
                                      .learned_new = centroids_new};
 
 static const struct cuda_codec gain_shape = {.format = &codec_gain_shape,
                                              .encodes = compiled_head_dims,
                                              .encode = encode_centroids,
                                              .decode = decode_centroids,
-                                             .attend = attend_centroids,
+                                             .attend = attend_codebooks,
                                              .form = &centroids,
                                              .attends = attends_centroids,
-                                             .attend_mixed = attend_centroids,
                                              .learned_new = centroids_new};
 
 static const struct cuda_codec commvq = {.format = &codec_commvq,
