@@ -306,7 +306,7 @@ static void test_every_shape(void **state) {
     for (const struct kernel *kernel = kernels; kernel < kernels + N_KERNELS; kernel++) {
         for (size_t G = 1; G <= MOST_G; G++) {
             for (size_t hd = 32; hd <= MOST_HD; hd += hd < 128 ? 32 : 64) {
-                check_shape(&random, kernel, FILL_NORMAL, G, hd, G % 2 ? GUARD_END : GUARD_START);
+                if (!leaves_out(G + hd / 32)) check_shape(&random, kernel, FILL_NORMAL, G, hd, G % 2 ? GUARD_END : GUARD_START);
             }
         }
     }
@@ -319,7 +319,8 @@ static void test_extreme_numbers_and_both_guards(void **state) {
         for (int fill = 0; fill < FILLS; fill++) {
             for (size_t G = 1; G <= 9; G++) {
                 for (int side = GUARD_END; side <= GUARD_START; side++) {
-                    check_shape(&random, kernel, (enum fill)fill, G, 96, (enum guard_side)side);
+                    if (!leaves_out(G + (size_t)fill + (size_t)side))
+                        check_shape(&random, kernel, (enum fill)fill, G, 96, (enum guard_side)side);
                 }
             }
         }
