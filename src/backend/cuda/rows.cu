@@ -19,12 +19,13 @@ __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { 
 
 /* ---- Into a product */
 
-/* A row_work says at compile time what is done to rows. A step does little with each kernel's instructions and fetches them anew in each
+/* A row_work says at compile time what is done to rows, with an activation that counts where they are ROW_ACTIVATION, and QUADS says that
+ * their width is a multiple of 4. A step does little with each kernel's instructions and fetches them anew in each
  * layer, so that a kernel for all forms, of 90 KB, took longer to be fetched than to be executed. */
-template <enum row_kind KIND, enum activation ACTIVATION, bool QUADS>
-struct row_work {
-    static constexpr enum row_kind kind = KIND; static constexpr enum activation activation = ACTIVATION; /* of ROW_ACTIVATION */
-    static constexpr bool quads = QUADS; /* the width is a multiple of 4 */
+template <row_kind KIND, activation ACTIVATION, bool QUADS> struct row_work {
+    static constexpr auto kind = KIND;
+    static constexpr auto activation = ACTIVATION;
+    static constexpr bool quads = QUADS;
 };
 
 struct row_source {

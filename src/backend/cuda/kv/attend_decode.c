@@ -34,8 +34,8 @@ uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys,
 }
 
 uint32_t attend_decode_row_splits(const struct head_view *heads, uint32_t multiprocessors, uint64_t rows) {
-    const uint64_t busy = (rows + 16 * WARPS - 1) / (16 * WARPS),
-                   most = multiprocessors / heads->kv_heads; /* a warp reads 16 at once */
+    const uint32_t at_once = 16 * WARPS; /* rows of a CTA: 16 of each warp */
+    const uint64_t busy = (rows + at_once - 1) / at_once, most = multiprocessors / heads->kv_heads;
     const uint64_t splits = busy < most ? busy : most;
     return splits ? (uint32_t)splits : 1;
 }
