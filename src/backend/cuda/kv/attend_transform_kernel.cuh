@@ -292,15 +292,19 @@ ATTEND_INLINE void store_planes(bool writes, uint32_t planes, transform_running<
 }
 
 /* Makes a part of the warps' sums by plane, for which it waits, and writes it if `writes`. All threads call this. `sums_at` says where in
- * `memory` each warp's sums begin; 0: it has read no page. */
+ * `memory` each warp's sums begin; 0: it has read no page. As many neighboring threads as there are for each quad of each query share the
+ * warps between them. */
 template <int HD, int NQ, int WARPS>
 ATTEND_APART void leave_components(bool writes, const summed_quad *of_values, uint32_t planes, const uint8_t *memory,
                                    const uint32_t *sums_at, const transform_parts<HD> &parts, uint32_t part) {
-    constexpr unsigned quads = HD / 4;
-    const unsigned items = parts.group * quads, stride = planes_stride(planes);
+    constexpr unsigned quads = HD / 4, most = WARPS * 32 / (4 * NQ * quads), sharing = most < 2 ? 1 : most < 4 ? 2 : 4;
+    static_assert(sharing == 1 || WARPS % sharing == 0, "threads share the warps evenly");
+    const unsigned items = parts.group * quads * sharing, stride = planes_stride(planes);
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < items + parts.group; i += WARPS * 32) { /* the last are states */
-        const unsigned query = i < items ? i / quads : i - items, quad = i % quads;
+#pragma unroll 1
+    for (unsigned base = 0; base < items; base += WARPS * 32) {
+        const unsigned i = min(base + threadIdx.x, items - 1), first = i % sharing, quad = i / sharing % quads,
+                       query = i / sharing / quads;
         const summed_quad own = of_values[quad];
         const float4 *const rows = reinterpret_cast<const float4 *>(memory) + query * stride;
         float m = -INFINITY, weights = 0, of_mean = 0, gained = 0;
@@ -309,23 +313,28 @@ ATTEND_APART void leave_components(bool writes, const summed_quad *of_values, ui
         for (int w = 0; w < WARPS; w++)
             if (sums_at[w]) m = fmaxf(m, rows[sums_at[w] / 16 + stride - 2].x);
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            if (!sums_at[w]) continue;
-            const float4 *const row = rows + sums_at[w] / 16, state = row[stride - 2];
+        for (int k = 0; k < WARPS; k += sharing) {
+            const uint32_t at = sums_at[k + first];
+            if (!at) continue;
+            const float4 *const row = rows + at / 16, state = row[stride - 2];
             const float factor = m == -INFINITY ? 0 : exp2_fast(state.x - m);
             weights += factor * state.y, of_mean += factor * state.z, gained += factor * state.w;
-            if (i >= items) continue;
 #pragma unroll
             for (int p = 0; p < 2; p++) /* a quad that has no bits has no planes */
                 if (own.scale[p] != 0) add_scaled(sum, 2 * factor * own.scale[p], row[own.plane[p]]);
         }
+#pragma unroll
+        for (unsigned o = 1; o < sharing; o *= 2) {
+            weights += __shfl_xor_sync(ALL_LANES, weights, o), of_mean += __shfl_xor_sync(ALL_LANES, of_mean, o);
+            gained += __shfl_xor_sync(ALL_LANES, gained, o);
+            sum.x += __shfl_xor_sync(ALL_LANES, sum.x, o), sum.y += __shfl_xor_sync(ALL_LANES, sum.y, o);
+            sum.z += __shfl_xor_sync(ALL_LANES, sum.z, o), sum.w += __shfl_xor_sync(ALL_LANES, sum.w, o);
+        }
+        if (!writes || first || base + threadIdx.x >= items) continue;
         const float zero = gained * own.zero;
-        if (!writes) continue;
-        if (i < items)
-            __stcg(parts.of(part, query) + quad, make_float4((sum.x - zero) * own.step.x, (sum.y - zero) * own.step.y,
-                                                             (sum.z - zero) * own.step.z, (sum.w - zero) * own.step.w));
-        else
-            __stcg(parts.states + part * parts.group + query, make_float4(m, weights, of_mean, 0));
+        __stcg(parts.of(part, query) + quad, make_float4((sum.x - zero) * own.step.x, (sum.y - zero) * own.step.y,
+                                                         (sum.z - zero) * own.step.z, (sum.w - zero) * own.step.w));
+        if (quad == 0) __stcg(parts.states + part * parts.group + query, make_float4(m, weights, of_mean, 0));
     }
 }
 

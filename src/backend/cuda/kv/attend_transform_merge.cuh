@@ -1,7 +1,7 @@
 /* Merges the parts that CTAs of attend_transform_kernel.cuh leave in memory: a CTA for each query row and KV head.
  *
  * Where kernels begin early it merges twice: before the parts are there it merges whatever lies in their place, and writes nothing. Then the
- * multiprocessor's caches have what does not depend on the parts: the basis, and the instructions, some 30 KB, each of which is executed
+ * multiprocessor's caches have what does not depend on the parts: tables, and the instructions, some 30 KB, each of which is executed
  * once or twice and which other kernels have driven out since the layer before. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_MERGE_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_MERGE_CUH
@@ -136,20 +136,42 @@ ATTEND_INLINE void add_parts(const transform_parts<HD> &parts, uint32_t n, const
     }
 }
 
+/* A thread has a section of the components of eight channels of the basis in registers, where these suffice: it asks for them before
+ * the parts are there. */
+template <int HD, int NQ> struct basis_section {
+    using shape = merge_shape<HD>;
+    static constexpr bool kept = shape::rows * NQ <= 8;
+    const uint4 *at;
+    uint4 of[kept ? shape::rows : 1];
+
+    ATTEND_INLINE basis_section(const struct transform_view &view)
+        : at(reinterpret_cast<const uint4 *>(view.basis) +
+             (size_t)min(threadIdx.x / shape::octets, shape::sections - 1) * shape::rows * shape::octets +
+             threadIdx.x % shape::octets) {
+        if constexpr (kept) {
+#pragma unroll
+            for (unsigned k = 0; k < shape::rows; k++) of[k] = __ldg(at + k * shape::octets);
+        }
+    }
+    ATTEND_INLINE uint4 row(unsigned k) const {
+        if constexpr (kept) return of[k];
+        return __ldg(at + k * shape::octets);
+    }
+};
+
 /* Multiplies, by a thread, a section of the components by eight channels of the basis. */
-template <int HD, int NQ> ATTEND_INLINE void multiply_section(const struct transform_view &view, merge_memory<HD, NQ> &m) {
+template <int HD, int NQ> ATTEND_INLINE void multiply_section(const basis_section<HD, NQ> &basis, merge_memory<HD, NQ> &m) {
     using shape = merge_shape<HD>;
     const unsigned octet = threadIdx.x % shape::octets, section = threadIdx.x / shape::octets, first = section * shape::rows;
     if (section >= shape::sections) return;
-    const uint4 *const basis = reinterpret_cast<const uint4 *>(view.basis) + first * shape::octets + octet;
     float x[4 * NQ][8] = {};
-#pragma unroll(shape::rows_at_once)
+#pragma unroll(basis_section <HD, NQ>::kept ? shape::rows : shape::rows_at_once)
     for (unsigned k = 0; k < shape::rows; k++) {
-        const uint4 row = __ldg(basis + k * shape::octets);
-        const uint32_t pairs[4] = {row.x, row.y, row.z, row.w};
+        const uint4 row = basis.row(k);
+        const uint32_t pairs[4] = {row.x ^ HIGHEST_BITS, row.y ^ HIGHEST_BITS, row.z ^ HIGHEST_BITS, row.w ^ HIGHEST_BITS};
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float b = (float)(int16_t)(pairs[i / 2] >> i % 2 * 16);
+            const float b = integer_of(pairs[i / 2], i % 2);
 #pragma unroll
             for (int q = 0; q < 4 * NQ; q++) x[q][i] = fmaf(m.components[first + k][q], b, x[q][i]);
         }
@@ -176,6 +198,7 @@ __global__ void __launch_bounds__(MERGE_THREADS, 2)
     const uint32_t n = s.parts + 1;
     const transform_side<HD> values = side_of<HD>(a, s, 1);
     const merge_items items(parts.group * (HD / 4));
+    const basis_section<HD, NQ> basis(*values.view);
     float rows[outputs];
     loaded_parts<HD> first;
     float *const out = a.out + queries_at<HD>(a, s);
@@ -193,7 +216,7 @@ __global__ void __launch_bounds__(MERGE_THREADS, 2)
         if (pass) let_next_kernel_begin(); /* not before: weights that it asks for would delay all that is loaded here */
         add_parts(parts, n, items, first, factors, m);
         __syncthreads();
-        multiply_section(*values.view, m);
+        multiply_section(basis, m);
         __syncthreads();
 #pragma unroll
         for (unsigned k = 0; k < outputs; k++) {

@@ -168,12 +168,6 @@ ATTEND_INLINE float sum_by_lane(const float *x) {
     return sum;
 }
 
-/* Returns two integers of the basis as halves: they differ from them by 2^-12 of themselves at most. */
-ATTEND_INLINE uint32_t halves_of(uint32_t integers) {
-    const __half2 x = __halves2half2(__short2half_rn((short)(integers & 0xffff)), __short2half_rn((short)(integers >> 16)));
-    return *reinterpret_cast<const uint32_t *>(&x);
-}
-
 /* A basis_tile has the basis' integers as fragments a of its products with queries: of tile i of 16 components and channels 32 k to
  * 32 k + 31, lane (g, t) has 8 channels from 32 k + 8 t on of components g and g + 8; k of the products is permuted. With them go the
  * steps of these components. */
@@ -182,6 +176,7 @@ template <int HD> struct basis_tile {
     float step[2];
 };
 
+/* Loads the integers as they are: make_halves waits for them, so that a kernel can ask for more before. */
 template <int HD> ATTEND_INLINE void load_basis(const struct transform_view &view, unsigned tile, basis_tile<HD> &to) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
     const int16_t *const basis = view.basis;
@@ -190,9 +185,29 @@ template <int HD> ATTEND_INLINE void load_basis(const struct transform_view &vie
 #pragma unroll
     for (int k = 0; k < HD / 32; k++)
 #pragma unroll
+        for (int upper = 0; upper < 2; upper++)
+            to.of[k][upper] = *reinterpret_cast<const uint4 *>(basis + (16 * tile + 8 * upper + g) * HD + 32 * k + 8 * t);
+}
+
+/* Returns integer i of two that are 16 bits each, plus 2^15, as the last bits of 2^23: a conversion takes a pipe that a multiprocessor
+ * has a fourth of. `integers` are the two with their highest bits turned. */
+ATTEND_INLINE float integer_of(uint32_t turned, int i) {
+    return __uint_as_float(permute(turned, 0x4b000000, i ? 0x7632 : 0x7610)) - (8388608.0f + 32768.0f);
+}
+constexpr uint32_t HIGHEST_BITS = 0x80008000u; /* of two integers */
+
+/* Returns two integers of the basis as halves: they differ from them by 2^-12 of themselves at most. */
+ATTEND_INLINE uint32_t halves_of(uint32_t integers) {
+    const uint32_t turned = integers ^ HIGHEST_BITS;
+    return pack_halves(integer_of(turned, 0), integer_of(turned, 1));
+}
+template <int HD> ATTEND_INLINE void make_halves(basis_tile<HD> &tile) {
+#pragma unroll
+    for (int k = 0; k < HD / 32; k++)
+#pragma unroll
         for (int upper = 0; upper < 2; upper++) {
-            const uint4 x = *reinterpret_cast<const uint4 *>(basis + (16 * tile + 8 * upper + g) * HD + 32 * k + 8 * t);
-            to.of[k][upper] = make_uint4(halves_of(x.x), halves_of(x.y), halves_of(x.z), halves_of(x.w));
+            uint4 &x = tile.of[k][upper];
+            x = make_uint4(halves_of(x.x), halves_of(x.y), halves_of(x.z), halves_of(x.w));
         }
 }
 
@@ -237,13 +252,11 @@ template <int HD> struct lane_scales {
     uint8_t quad[HD / 16], most[HD / 16];
 };
 
-template <int HD> ATTEND_INLINE void load_scales(const transform_side<HD> &keys, unsigned planes, lane_scales<HD> &to) {
+/* Behind the last plane a layout has zeros, which become these. */
+template <int HD> ATTEND_INLINE void load_scales(const transform_side<HD> &keys, lane_scales<HD> &to) {
 #pragma unroll
     for (int i = 0; i < HD / 16; i++) {
-        const unsigned p = 8 * i + lane_id() / 4;
-        to.scale[i] = 0, to.quad[i] = to.most[i] = 0;
-        if (p >= planes) continue;
-        const struct transform_plane plane = keys.view->layout.plane[p];
+        const struct transform_plane plane = keys.view->layout.plane[8 * i + lane_id() / 4];
         to.scale[i] = scale_in_place(plane);
         to.quad[i] = plane.quad;
         to.most[i] = (uint8_t)(((1 << plane.bits) - 1) << plane.shift);
@@ -315,6 +328,18 @@ static ATTEND_APART void append_heads(const struct append_decode &a, uint32_t ro
                     i < n ? first + i : a.heads.query_heads + (i - n) * a.heads.kv_heads + head);
 }
 
+/* Returns the first tokens of the first page that the CTA's row reads here and of the last, both of which are asked for at once; there must
+ * be one. */
+ATTEND_INLINE uint2 ends_listed(const struct share &s) {
+    const struct page_set_view *const sets = s.sequence->page_sets;
+    const uint32_t at[2] = {s.first_page, s.first_page + s.n_pages - 1},
+                   page[2] = {s.list->pages[at[0]].page, s.list->pages[at[1]].page};
+    uint2 first = make_uint2(sets[at[0]].first, sets[at[1]].first);
+    if (page[0] != at[0]) first.x = sets[page[0]].first;
+    if (page[1] != at[1]) first.y = sets[page[1]].first;
+    return first;
+}
+
 /* Writes, for query heads first_query .. of each group, at most 4 NQ, of every row, the records of all runs from that of the first
  * page to that of the last. Each CTA of a row and KV head writes some of them; the last one writes what positions are scored by instead,
  * where `apart`, else the first one does too. `early` says that the next kernel's CTAs have room beside these, and begin at once; else
@@ -336,8 +361,9 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     if (warp < HD / 16 && blockIdx.x < shares) load_basis<HD>(*keys.view, warp, basis);
     uint32_t first = 0, n = 0;
     if (s.n_pages) {
-        first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
-        n = (run_of(last_listed(s)) / ROPE_RUN_TOKENS - first) / a.run_step + 1;
+        const uint2 ends = ends_listed(s);
+        first = run_of(ends.x) / ROPE_RUN_TOKENS;
+        n = (run_of(ends.y) / ROPE_RUN_TOKENS - first) / a.run_step + 1;
     }
     const unsigned planes = uniform(keys.view->layout.planes);
     const auto angles_of = [&](uint32_t run) {
@@ -348,9 +374,10 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     const uint32_t step = shares * at_once;
     uint32_t from = blockIdx.x < shares ? blockIdx.x * at_once : n;
     if (from < n) {
-        load_scales(keys, planes, scales);
+        load_scales(keys, scales);
         load_turns(a.heads, angles_of(from + warp), turns);
         for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) m.mean[c] = keys.mean[c];
+        if (warp < HD / 16) make_halves(basis);
     }
     take_heads(s, first_query, 4 * NQ);
     wait_for_kernels();
@@ -368,7 +395,7 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
         load_turns(a.heads, angles_of(run + step), turns);
         __syncthreads();
         for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
-            if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, basis);
+            if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, basis), make_halves(basis);
             multiply_tile(basis, tile, m);
         }
         __syncthreads();
