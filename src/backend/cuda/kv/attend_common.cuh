@@ -40,6 +40,14 @@ ATTEND_INLINE float low_half(uint32_t u) { return __low2float(bits_half2(u)); }
 ATTEND_INLINE float high_half(uint32_t u) { return __high2float(bits_half2(u)); }
 ATTEND_INLINE uint32_t multiply_halves(uint32_t a, uint32_t b) { return half2_bits(__hmul2(bits_half2(a), bits_half2(b))); }
 
+/* Copies a part of a page, which is read once in a step. */
+template <int UNIT> ATTEND_INLINE void copy_page(uint32_t to, const uint8_t *from) {
+    if constexpr (UNIT == 16)
+        copy_once(to, from);
+    else
+        copy_async<UNIT>(to, from);
+}
+
 /* ROWS rows of BYTES bytes each lie in units of 16 bytes such that eight rows' units of one column are in eight different groups of
  * banks: rows of a power of two of units have them permuted, others are padded to an odd number. SPREAD: consecutive rows of a
  * matrix are 2^SPREAD apart. */
@@ -66,10 +74,10 @@ template <int ROWS, int BYTES, int SPREAD = 0> struct shared_rows {
             if (n % 32 == 0 || p < n) {
                 if (permuted && shift <= 5) { /* what i and what the lane contribute to the permutation does not overlap */
                     unsigned own = lane ^ (lane >> shift & 7), step = i * 32;
-                    copy_async<piece>(to + 16 * ((own ^ (step >> shift & 7)) + step), from + p * piece);
+                    copy_page<piece>(to + 16 * ((own ^ (step >> shift & 7)) + step), from + p * piece);
                 } else {
                     unsigned row = p / pieces, column = p % pieces;
-                    copy_async<piece>(to + (piece == 16 ? at(row, column) : row * units * 16 + column * piece), from + p * piece);
+                    copy_page<piece>(to + (piece == 16 ? at(row, column) : row * units * 16 + column * piece), from + p * piece);
                 }
             }
         }

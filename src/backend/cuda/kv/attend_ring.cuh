@@ -92,9 +92,9 @@ template <int PIECES, int MOST> struct page_ring {
             if constexpr (MOST > 0) {
 #pragma unroll
                 for (uint32_t i = 0; i < MOST; i += 512)
-                    if (at + i < size) copy_async<16>(to + i, from + i);
+                    if (at + i < size) copy_once(to + i, from + i);
             } else {
-                for (uint32_t i = 0; at + i < size; i += 512) copy_async<16>(to + i, from + i);
+                for (uint32_t i = 0; at + i < size; i += 512) copy_once(to + i, from + i);
             }
         }
         commit_copies();

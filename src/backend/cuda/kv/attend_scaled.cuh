@@ -21,7 +21,7 @@ template <int N> ATTEND_INLINE void copy_bytes(uint32_t to, const uint8_t *from)
 #pragma unroll
     for (int i = 0; i < (N / 16 + 31) / 32; i++) {
         unsigned p = i * 32 + lane_id();
-        if (N / 16 % 32 == 0 || p < N / 16) copy_async<16>(to + 16 * p, from + 16 * p);
+        if (N / 16 % 32 == 0 || p < N / 16) copy_once(to + 16 * p, from + 16 * p);
     }
 }
 
@@ -31,7 +31,7 @@ template <int ROWS, int BYTES> ATTEND_INLINE void copy_strided(uint32_t to, cons
 #pragma unroll
     for (int i = 0; i < (n + 31) / 32; i++) {
         unsigned p = i * 32 + lane_id();
-        if (n % 32 == 0 || p < n) copy_async<16>(to + 16 * p, from + p / units * stride + p % units * 16);
+        if (n % 32 == 0 || p < n) copy_once(to + 16 * p, from + p / units * stride + p % units * 16);
     }
 }
 

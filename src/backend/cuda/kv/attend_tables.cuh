@@ -31,7 +31,7 @@ constexpr uint32_t SHARED_BEFORE = 2 << 10;
 template <uint32_t BYTES> ATTEND_INLINE void copy_codes(uint32_t slot, const uint8_t *from) {
     const uint32_t lane = lane_id(), own = place_in_slot(lane / 4, 16 * (lane % 4));
 #pragma unroll
-    for (uint32_t i = 0; i < BYTES; i += 512) copy_async<16>(slot + own + i, from + 16 * lane + i);
+    for (uint32_t i = 0; i < BYTES; i += 512) copy_once(slot + own + i, from + 16 * lane + i);
 }
 
 /* Calls work(unit, codes) for each sub-vector that the lane looks up of a half, with the codes of its octet. */

@@ -52,11 +52,11 @@ ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) 
 #pragma unroll 1
     for (; left >= 128; left -= 128, to += 128 * 16, from += 128 * 16)
 #pragma unroll
-        for (int32_t i = 0; i < 128; i += 32) copy_async<16>(to + 16 * i, from + 16 * i);
+        for (int32_t i = 0; i < 128; i += 32) copy_once(to + 16 * i, from + 16 * i);
     left -= (int32_t)lane_id();
 #pragma unroll
     for (int32_t i = 0; i < 128; i += 32)
-        if (left > i) copy_async<16>(to + 16 * i, from + 16 * i);
+        if (left > i) copy_once(to + 16 * i, from + 16 * i);
 }
 
 /* A ring has one or two of a warp's pages in shared memory: a slot of keys and one of values each. As soon as a slot has been read,
@@ -127,7 +127,7 @@ template <int HD, int NQ> struct transform_ring {
         }
         const uint8_t *const from = of(keys_of_lane, page);
         const uint32_t to = slot(page);
-        if (lane_id() < 4) copy_async<16>(to + 16 * (key_units + lane_id()), from);
+        if (lane_id() < 4) copy_once(to + 16 * (key_units + lane_id()), from);
         copy_units(to + key_place(), from + PAGE_TOKENS, key_units);
     }
 
@@ -143,7 +143,7 @@ template <int HD, int NQ> struct transform_ring {
         if (page < n) {
             const uint8_t *const from = of(values_of_lane, page);
             const uint32_t to = slot(page) + key_bytes;
-            if (lane_id() < 4) copy_async<16>(to + 16 * (value_units + lane_id()), from);
+            if (lane_id() < 4) copy_once(to + 16 * (value_units + lane_id()), from);
             copy_units(to + value_place(), from + PAGE_TOKENS, value_units);
         }
         commit_copies();
