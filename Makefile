@@ -49,7 +49,7 @@ nvcc = $(shell PATH=$$PATH:/usr/local/cuda/bin command -v nvcc)
 test-all: dependencies
 	@$(if $(nvcc),,echo 'No CUDA toolkit here: the tests of the backend cuda are left out.')
 	@$(call configure,$(BUILD),$(if $(nvcc),-DTERSE_CUDA_EMULATED=ON))
-	@cmake --build $(BUILD) -j $(JOBS)
+	@cmake --build $(BUILD) -j $(JOBS) --target all long_tests
 	$(call ctest,$(BUILD))
 
 # Faults, planted one at a time, which the tests must find: those of the processor, and with the toolkit's headers those of the GPU.
@@ -73,7 +73,7 @@ make_reference = scripts/install-dependencies.sh python3-venv && python3 -m venv
 
 sanitize: dependencies
 	@$(call configure,$(BUILD)-sanitize,-DTERSE_SANITIZE=ON)
-	@cmake --build $(BUILD)-sanitize -j $(JOBS)
+	@cmake --build $(BUILD)-sanitize -j $(JOBS) --target all long_tests
 	$(call ctest,$(BUILD)-sanitize)
 
 sanitize-fast: dependencies

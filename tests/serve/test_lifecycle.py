@@ -194,9 +194,9 @@ class Lowered(ServedTest):
 
 
 class Parking(ServedTest):
-    """Room for some 650 tokens, and replies that need more together: those for which there is none wait, and come whole all the same. Some
+    """Room for some 330 tokens, and replies that need more together: those for which there is none wait, and come whole all the same. Some
     room is given back later than a reply is written, when it is saved."""
-    options = ("--parallel", "4", "--kv", "f16", "--kv-budget", "8M", "-c", "8192")
+    options = ("--parallel", "4", "--kv", "f16", "--kv-budget", "4M", "-c", "8192")
 
     @classmethod
     def setUpClass(cls):
@@ -238,23 +238,23 @@ class Parking(ServedTest):
         return [replies[i] for i in range(len(bodies))]
 
     def test_replies_come_whole(self):
-        bodies = [endless(self.server, max_tokens=260, seed=i, stream=i % 2 == 1) for i in range(6)]
+        bodies = [endless(self.server, max_tokens=130, seed=i, stream=i % 2 == 1) for i in range(6)]
         for choices, tokens in self.ask_all(bodies):
             self.assertEqual([finish for _, finish in choices], ["length"])
-            self.assertGreater(len(choices[0][0]), 260)
-            self.assertGreaterEqual(tokens, 245)  # of a stream events are counted: some tokens end no character
+            self.assertGreater(len(choices[0][0]), 130)
+            self.assertGreaterEqual(tokens, 122)  # of a stream events are counted: some tokens end no character
 
     def test_replies_to_one_prompt(self):
-        choices, tokens = self.ask_all([endless(self.server, max_tokens=260, n=4, seed=5)])[0]
-        self.assertEqual(([finish for _, finish in choices], tokens), (["length"] * 4, 1040))
+        choices, tokens = self.ask_all([endless(self.server, max_tokens=130, n=4, seed=5)])[0]
+        self.assertEqual(([finish for _, finish in choices], tokens), (["length"] * 4, 520))
         self.assertEqual(len({text for text, _ in choices}), 4)
 
     def test_prompts(self):
         """A document that is read beside long replies."""
-        asked = {"messages": ask_about(document(5550123, size=900)), "max_tokens": 30, "temperature": 0}
-        replies = self.ask_all([endless(self.server, max_tokens=300), endless(self.server, max_tokens=300), endless(self.server, max_tokens=300),
+        asked = {"messages": ask_about(document(5550123, size=250)), "max_tokens": 30, "temperature": 0}
+        replies = self.ask_all([endless(self.server, max_tokens=150), endless(self.server, max_tokens=150), endless(self.server, max_tokens=150),
                                 asked])
-        self.assertEqual([tokens for _, tokens in replies[:3]], [300] * 3)
+        self.assertEqual([tokens for _, tokens in replies[:3]], [150] * 3)
         self.assertEqual(replies[3][0], [(answer(5550123), "stop")])
 
     def test_json(self):
@@ -262,24 +262,24 @@ class Parking(ServedTest):
         before, replies = self.preempted(), []
         constant = "the sun rises over the old harbour"
         schema = {"type": "object", "required": ["list"], "additionalProperties": False,
-                  "properties": {"list": {"type": "array", "minItems": 16, "maxItems": 16, "items": {"enum": [constant]}}}}
+                  "properties": {"list": {"type": "array", "minItems": 6, "maxItems": 6, "items": {"enum": [constant]}}}}
         fields = {"messages": [{"role": "user", "content": "Numbers"}], "seed": 1,
                   "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
-        thread = threading.Thread(target=lambda: replies.append(self.server.post(CHAT, endless(self.server, max_tokens=550))[2]))
+        thread = threading.Thread(target=lambda: replies.append(self.server.post(CHAT, endless(self.server, max_tokens=275))[2]))
         thread.start()
-        until(lambda: [slot for slot in busy(self.server) if slot["tokens"] > 250])
+        until(lambda: [slot for slot in busy(self.server) if slot["tokens"] > 64])
         as_json = self.server.post(CHAT, fields)[2]  # the newer of the two, which waits for the end of the other
         self.assertEqual(as_json["choices"][0]["finish_reason"], "stop")
-        self.assertEqual(json.loads(as_json["choices"][0]["message"]["content"]), {"list": [constant] * 16})
+        self.assertEqual(json.loads(as_json["choices"][0]["message"]["content"]), {"list": [constant] * 6})
         self.assertGreater(self.preempted(), before)
         thread.join()
-        self.assertEqual(replies[0]["usage"]["completion_tokens"], 550)
+        self.assertEqual(replies[0]["usage"]["completion_tokens"], 275)
 
     def test_one_that_never_fits(self):
         """Alone it has all the room there is, and then it ends."""
-        reply = self.server.post(CHAT, endless(self.server, max_tokens=2000))[2]
+        reply = self.server.post(CHAT, endless(self.server, max_tokens=1000))[2]
         self.assertEqual(reply["choices"][0]["finish_reason"], "length")
-        self.assertTrue(400 < reply["usage"]["completion_tokens"] < 750, reply["usage"])
+        self.assertTrue(200 < reply["usage"]["completion_tokens"] < 400, reply["usage"])
 
 
 class Stopping(unittest.TestCase):

@@ -17,9 +17,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 /* The headers have been read as by a host's compiler; from here on sources may take this for CUDA. */
 #define __CUDACC__ 1
@@ -229,12 +226,19 @@ inline float __uint_as_float(unsigned u) {
     return x;
 }
 inline float __int_as_float(int u) { return __uint_as_float((unsigned)u); }
-/* The toolkit's own for hosts take ten times as long. */
+/* The toolkit's own for hosts take ten times as long. The instructions are called by the compilers' builtins, since the header of intrinsics takes longer to
+ * compile than most kernels do. */
 #ifdef __F16C__
-inline float emulated_half_to_float(__half half) { return _cvtsh_ss(__half_raw(half).x); }
+inline float emulated_half_to_float(__half half) {
+    typedef short eight_halves __attribute__((vector_size(16)));
+    const eight_halves halves = {(short)__half_raw(half).x};
+    return __builtin_ia32_vcvtph2ps(halves)[0];
+}
 inline __half emulated_half_from_float(float x) {
+    typedef float four_floats __attribute__((vector_size(16)));
+    const four_floats floats = {x};
     __half_raw half;
-    half.x = isnan(x) ? 0x7fff : _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+    half.x = isnan(x) ? 0x7fff : (unsigned short)__builtin_ia32_vcvtps2ph(floats, 0)[0]; /* 0: to the nearest, ties to even */
     return half;
 }
 #define __float2half_rn emulated_half_from_float
