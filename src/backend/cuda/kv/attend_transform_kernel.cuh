@@ -292,8 +292,8 @@ ATTEND_INLINE void store_planes(bool writes, uint32_t planes, transform_running<
 }
 
 /* Makes a part of the warps' sums by plane, for which it waits, and writes it if `writes`. All threads call this. `sums_at` says where in
- * `memory` each warp's sums begin; 0: it has read no page. As many neighboring threads as there are for each quad of each query share the
- * warps between them. */
+ * `memory` each warp's sums begin; 0: it has read no page. A quad of a query has one thread, or two or four neighboring ones, where a CTA has as many, each of which
+ * adds up the sums of some warps. */
 template <int HD, int NQ, int WARPS>
 ATTEND_APART void leave_components(bool writes, const summed_quad *of_values, uint32_t planes, const uint8_t *memory,
                                    const uint32_t *sums_at, const transform_parts<HD> &parts, uint32_t part) {
