@@ -242,7 +242,7 @@ class Parking(ServedTest):
         for choices, tokens in self.ask_all(bodies):
             self.assertEqual([finish for _, finish in choices], ["length"])
             self.assertGreater(len(choices[0][0]), 130)
-            self.assertGreaterEqual(tokens, 122)  # of a stream events are counted: some tokens end no character
+            self.assertGreaterEqual(tokens, 123)  # of a stream events are counted: some tokens end no character
 
     def test_replies_to_one_prompt(self):
         choices, tokens = self.ask_all([endless(self.server, max_tokens=130, n=4, seed=5)])[0]
@@ -279,7 +279,7 @@ class Parking(ServedTest):
         """Alone it has all the room there is, and then it ends."""
         reply = self.server.post(CHAT, endless(self.server, max_tokens=1000))[2]
         self.assertEqual(reply["choices"][0]["finish_reason"], "length")
-        self.assertTrue(200 < reply["usage"]["completion_tokens"] < 400, reply["usage"])
+        self.assertTrue(200 < reply["usage"]["completion_tokens"] < 375, reply["usage"])
 
 
 class Stopping(unittest.TestCase):

@@ -311,8 +311,9 @@ ATTEND_INLINE struct listed_pages listed_from(const struct share &s, uint32_t fi
     return {s.list->pages, q.page_sets, first, step, anchored, q.anchored_pages};
 }
 
-/* Returns the first token of the first page that the CTA's row reads here; there must be one. */
+/* Return the first token of the first page that the CTA's row reads here, and of the last; there must be one. */
 ATTEND_INLINE uint32_t first_listed(const struct share &s) { return listed_from(s, s.first_page, 1).set(0).first; }
+ATTEND_INLINE uint32_t last_listed(const struct share &s) { return listed_from(s, s.first_page + s.n_pages - 1, 1).set(0).first; }
 
 /* Each lane holds the mask and the first token of page 32 i + lane; the functions hand those of one page to all lanes. */
 struct page_of_lane {

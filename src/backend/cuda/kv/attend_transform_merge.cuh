@@ -168,7 +168,7 @@ template <int HD, int NQ> ATTEND_INLINE void multiply_section(const basis_sectio
 #pragma unroll(basis_section <HD, NQ>::kept ? shape::rows : shape::rows_at_once)
     for (unsigned k = 0; k < shape::rows; k++) {
         const uint4 row = basis.row(k);
-        const uint32_t pairs[4] = {row.x ^ HIGHEST_BITS, row.y ^ HIGHEST_BITS, row.z ^ HIGHEST_BITS, row.w ^ HIGHEST_BITS};
+        const uint32_t pairs[4] = {row.x, row.y, row.z, row.w};
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const float b = integer_of(pairs[i / 2], i % 2);

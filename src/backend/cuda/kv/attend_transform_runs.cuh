@@ -168,6 +168,16 @@ ATTEND_INLINE float sum_by_lane(const float *x) {
     return sum;
 }
 
+/* Returns integer i of two that are 16 bits each, as a number. It stands as the last bits of 2^23, with 2^15 added, as which its flipped
+ * sign bit counts: a conversion takes a pipe that a multiprocessor has a fourth of. */
+ATTEND_INLINE float integer_of(uint32_t integers, int i) {
+    const uint32_t sign_flipped = integers ^ 0x80008000u;
+    return __uint_as_float(permute(sign_flipped, 0x4b000000, i ? 0x7632 : 0x7610)) - (0x1p23f + 0x1p15f);
+}
+
+/* Returns two integers of the basis as halves: they differ from them by 2^-12 of themselves at most. */
+ATTEND_INLINE uint32_t halves_of(uint32_t integers) { return pack_halves(integer_of(integers, 0), integer_of(integers, 1)); }
+
 /* A basis_tile has the basis' integers as fragments a of its products with queries: of tile i of 16 components and channels 32 k to
  * 32 k + 31, lane (g, t) has 8 channels from 32 k + 8 t on of components g and g + 8; k of the products is permuted. With them go the
  * steps of these components. */
@@ -176,7 +186,6 @@ template <int HD> struct basis_tile {
     float step[2];
 };
 
-/* Loads the integers as they are: make_halves waits for them, so that a kernel can ask for more before. */
 template <int HD> ATTEND_INLINE void load_basis(const struct transform_view &view, unsigned tile, basis_tile<HD> &to) {
     const unsigned g = lane_id() / 4, t = lane_id() % 4;
     const int16_t *const basis = view.basis;
@@ -185,29 +194,9 @@ template <int HD> ATTEND_INLINE void load_basis(const struct transform_view &vie
 #pragma unroll
     for (int k = 0; k < HD / 32; k++)
 #pragma unroll
-        for (int upper = 0; upper < 2; upper++)
-            to.of[k][upper] = *reinterpret_cast<const uint4 *>(basis + (16 * tile + 8 * upper + g) * HD + 32 * k + 8 * t);
-}
-
-/* Returns integer i of two that are 16 bits each, plus 2^15, as the last bits of 2^23: a conversion takes a pipe that a multiprocessor
- * has a fourth of. `integers` are the two with their highest bits turned. */
-ATTEND_INLINE float integer_of(uint32_t turned, int i) {
-    return __uint_as_float(permute(turned, 0x4b000000, i ? 0x7632 : 0x7610)) - (8388608.0f + 32768.0f);
-}
-constexpr uint32_t HIGHEST_BITS = 0x80008000u; /* of two integers */
-
-/* Returns two integers of the basis as halves: they differ from them by 2^-12 of themselves at most. */
-ATTEND_INLINE uint32_t halves_of(uint32_t integers) {
-    const uint32_t turned = integers ^ HIGHEST_BITS;
-    return pack_halves(integer_of(turned, 0), integer_of(turned, 1));
-}
-template <int HD> ATTEND_INLINE void make_halves(basis_tile<HD> &tile) {
-#pragma unroll
-    for (int k = 0; k < HD / 32; k++)
-#pragma unroll
         for (int upper = 0; upper < 2; upper++) {
-            uint4 &x = tile.of[k][upper];
-            x = make_uint4(halves_of(x.x), halves_of(x.y), halves_of(x.z), halves_of(x.w));
+            const uint4 x = *reinterpret_cast<const uint4 *>(basis + (16 * tile + 8 * upper + g) * HD + 32 * k + 8 * t);
+            to.of[k][upper] = make_uint4(halves_of(x.x), halves_of(x.y), halves_of(x.z), halves_of(x.w));
         }
 }
 
@@ -328,18 +317,6 @@ static ATTEND_APART void append_heads(const struct append_decode &a, uint32_t ro
                     i < n ? first + i : a.heads.query_heads + (i - n) * a.heads.kv_heads + head);
 }
 
-/* Returns the first tokens of the first page that the CTA's row reads here and of the last, both of which are asked for at once; there must
- * be one. */
-ATTEND_INLINE uint2 ends_listed(const struct share &s) {
-    const struct page_set_view *const sets = s.sequence->page_sets;
-    const uint32_t at[2] = {s.first_page, s.first_page + s.n_pages - 1},
-                   page[2] = {s.list->pages[at[0]].page, s.list->pages[at[1]].page};
-    uint2 first = make_uint2(sets[at[0]].first, sets[at[1]].first);
-    if (page[0] != at[0]) first.x = sets[page[0]].first;
-    if (page[1] != at[1]) first.y = sets[page[1]].first;
-    return first;
-}
-
 /* Writes, for query heads first_query .. of each group, at most 4 NQ, of every row, the records of all runs from that of the first
  * page to that of the last. Each CTA of a row and KV head writes some of them; the last one writes what positions are scored by instead,
  * where `apart`, else the first one does too. `early` says that the next kernel's CTAs have room beside these, and begin at once; else
@@ -361,9 +338,8 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     if (warp < HD / 16 && blockIdx.x < shares) load_basis<HD>(*keys.view, warp, basis);
     uint32_t first = 0, n = 0;
     if (s.n_pages) {
-        const uint2 ends = ends_listed(s);
-        first = run_of(ends.x) / ROPE_RUN_TOKENS;
-        n = (run_of(ends.y) / ROPE_RUN_TOKENS - first) / a.run_step + 1;
+        first = run_of(first_listed(s)) / ROPE_RUN_TOKENS;
+        n = (run_of(last_listed(s)) / ROPE_RUN_TOKENS - first) / a.run_step + 1;
     }
     const unsigned planes = uniform(keys.view->layout.planes);
     const auto angles_of = [&](uint32_t run) {
@@ -377,7 +353,6 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
         load_scales(keys, scales);
         load_turns(a.heads, angles_of(from + warp), turns);
         for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) m.mean[c] = keys.mean[c];
-        if (warp < HD / 16) make_halves(basis);
     }
     take_heads(s, first_query, 4 * NQ);
     wait_for_kernels();
@@ -395,7 +370,7 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
         load_turns(a.heads, angles_of(run + step), turns);
         __syncthreads();
         for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
-            if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, basis), make_halves(basis);
+            if (HD / 16 > RUNS_WARPS) load_basis<HD>(*keys.view, tile, basis);
             multiply_tile(basis, tile, m);
         }
         __syncthreads();
