@@ -22,7 +22,8 @@ Parts, and estimates of the GPU time that each takes, about a second for each me
     small-steps    30 s   the same of a 0.5B model and of each model of -m
     papers        250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
     batches        60 s   whole steps of 1, 8 and 32 sequences with the papers' methods
-    largest       200 s   batches and contexts that fill 80 GB
+    largest       200 s   batches and contexts that fill 80 GB, within a limit of the KV cache
+    whole         150 s   the same without a limit, of a GPU of 140 GB
     prefill        30 s   a prompt's attention, beside PyTorch's
     sealing        40 s   steps with pages encoded beside them and within them
     divergence     90 s   methods on the GPU beside the processor, which takes most of that
@@ -98,11 +99,16 @@ PAPERS = [  # the model and options of terse bench, in the order of the papers
     ("8b.gguf", "-p 0 -n 16 -r 1 -d 32768 -np 128 --kv commvq-1"),
 ]
 BATCHES = [("8b-8-layers.gguf", f"-p 0 -n 32 -r 2 -d 32768 -np {n} --kv f16,million-4,antkv-2,antkv-1,commvq-1,selfindex-2") for n in (1, 8, 32)]
-LARGEST = [
-    ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 500 --kv f16"),
-    ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 1600 --kv antkv-1"),
+LARGEST = [  # a GPU of 80 GB has room for 73 GiB of KV caches beside the weights
+    ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 500 --kv f16 --kv-budget 73G"),
+    ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 1600 --kv antkv-1 --kv-budget 73G"),
     ("8b.gguf", "-p 0 -n 16 -r 1 -d 1000000 --kv terse-2,terse-1"),
-    ("8b.gguf", "-p 0 -n 8 -r 1 -d 6000000 --kv antkv-1"),
+    ("8b.gguf", "-p 0 -n 8 -r 1 -d 6500000 --kv antkv-1 --kv-budget 73G"),
+]
+WHOLE = [
+    ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 900 --kv f16"),
+    ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 3000 --kv antkv-1"),
+    ("8b.gguf", "-p 0 -n 8 -r 1 -d 12000000 --kv antkv-1"),
 ]
 
 
@@ -131,6 +137,7 @@ PARTS = {
     "papers": of_papers(PAPERS),
     "batches": of_papers(BATCHES),
     "largest": of_papers(LARGEST),
+    "whole": of_papers(WHOLE),
     "prefill": [["prefill_attention.py"]],
     "sealing": [["bench_sealing_steps", "8b-8-layers.gguf", "32768", m, "cuda"] for m in SEALED],
     "divergence": [["divergence.py", "--chunks", "4", "--within", "1.02"]],
@@ -414,6 +421,7 @@ TABLES = {
     "papers": ("reports/papers.md", ["papers"], beside_f16("papers")),
     "batches": ("reports/papers.md", ["batches"], beside_f16("batches")),
     "largest": ("reports/papers.md", ["largest"], beside_f16("largest")),
+    "whole": ("reports/papers.md", ["whole"], beside_f16("whole")),
 }
 
 

@@ -40,6 +40,7 @@ PRINTED = {
     + json.dumps([{"model": "8B", "test": "pp131072", "kv": "antkv-1", "kv_mib": 512, "tokens_per_second": 12345.6}]),
     "batches": json.dumps([{"model": "8B", "test": "tg32 x 32 @ d32768", "kv": "antkv-1", "kv_mib": 1024, "tokens_per_second": 3200}]),
     "largest": json.dumps([{"model": "8B", "test": "tg4 x 500 @ d1024", "kv": "f16", "kv_mib": 72000, "tokens_per_second": 5000}]),
+    "whole": json.dumps([{"model": "8B", "test": "tg4 x 3000 @ d1024", "kv": "antkv-1", "kv_mib": 131072, "tokens_per_second": 3000}]),
 }
 ROWS = {
     "attention": ["| PyTorch f16 | 7.3 | 19.1 | 51.0 |", "| f16 | 11.2 (0.65) | 19.8 (0.96) |", "| terse-4 | 14.6 (0.50) | 19.1 (1.00) |  |  |  |  |  | 62 to 77 % |"],
@@ -65,6 +66,7 @@ ROWS = {
     ],
     "batches": ["| 8B | 32 x 32,768 | antkv-1 | 1.00 | 3,200.0 | 10.00 |  |"],
     "largest": ["| 8B | 500 x 1,024 | f16 | 70.31 | 5,000.0 | 100.00 |  |"],
+    "whole": ["| 8B | 3,000 x 1,024 | antkv-1 | 128.00 | 3,000.0 | 1000.00 |  |"],
 }
 
 
