@@ -8,48 +8,54 @@
 #define LEAST_ALPHA (1.0f / 1024)
 #define MOST_MAGNITUDE 32768.0f
 
-/* ---- Learning: a block takes a layer and head. Its threads take a chunk of rows and four channels each, some chunks at a time. */
+/* ---- Learning: a block takes FIT_GROUPS groups of four channels of a layer and head, since none needs to know of another. A thread takes
+ * a group and a chunk of rows, and the block FIT_SLOTS chunks at a time. */
 
 #define FIT_THREADS 128
+#define FIT_GROUPS 2 /* half a sector of a row: fewer would read each sector more often, more would make too few blocks */
+#define FIT_CHANNELS (FIT_GROUPS * WIDTH)
+#define FIT_SLOTS (FIT_THREADS / FIT_GROUPS)
 
 struct fit_job {
-    const __half *rows;
+    const __half *rows; /* from the block's first channel on */
     size_t n, token_stride;
-    uint32_t hd, groups, slots; /* groups of four channels, chunks at a time */
-    uint32_t group, slot;       /* the thread's; a slot of `slots` or more has nothing to do */
+    uint32_t group, slot; /* the thread's */
 
-    /* Calls each(x) with the four numbers of rows of the thread's i-th chunk. */
-    template <class Each> __device__ void each_row(size_t chunk, Each each) const {
-        const size_t first = chunk * CHUNK_ROWS, end = first + CHUNK_ROWS < n ? first + CHUNK_ROWS : n;
-#pragma unroll 4
+    __device__ size_t chunks() const { return (n + CHUNK_ROWS - 1) / CHUNK_ROWS; }
+    /* Returns how many slots have a chunk where slot 0 has chunk `first`. */
+    __device__ uint32_t count(size_t first) const {
+        return (uint32_t)(chunks() - first < FIT_SLOTS ? chunks() - first : FIT_SLOTS);
+    }
+
+    /* Calls each(x) with the four numbers of rows of the thread's chunk, if it has one. */
+    template <class Each> __device__ void each_row(size_t first_chunk, Each each) const {
+        const size_t first = (first_chunk + slot) * CHUNK_ROWS, end = first + CHUNK_ROWS < n ? first + CHUNK_ROWS : n;
+#pragma unroll 16 /* loads, whose latency bounds the kernel, are on their way together */
         for (size_t r = first; r < end; r++) {
-            const uint2 halves = *(const uint2 *)(rows + r * token_stride + WIDTH * group);
+            const uint2 halves = __ldg((const uint2 *)(rows + r * token_stride + WIDTH * group));
             const float x[WIDTH] = {to_float(halves.x & 0xffff), to_float(halves.x >> 16), to_float(halves.y & 0xffff),
                                     to_float(halves.y >> 16)};
             each(x);
         }
     }
-    __device__ size_t chunks() const { return (n + CHUNK_ROWS - 1) / CHUNK_ROWS; }
 };
 
-/* Computes mean[hd]. some[slots][hd] is scratch. */
+/* Computes mean[FIT_CHANNELS]. some[FIT_SLOTS][FIT_CHANNELS] is scratch. */
 static __device__ void find_means(const fit_job &job, float *some, float *mean) {
-    double sum[CODEC_HEAD_DIM_MAX / FIT_THREADS] = {0}; /* of channels threadIdx.x, threadIdx.x + FIT_THREADS, ... */
-    for (size_t first = 0; first < job.chunks(); first += job.slots) {
-        const uint32_t count = (uint32_t)(job.chunks() - first < job.slots ? job.chunks() - first : job.slots);
-        if (job.slot < count) {
-            float own[WIDTH] = {0};
-            job.each_row(first + job.slot, [&](const float(&x)[WIDTH]) {
-                for (int i = 0; i < WIDTH; i++) own[i] += x[i];
-            });
-            for (int i = 0; i < WIDTH; i++) some[job.slot * job.hd + WIDTH * job.group + i] = own[i];
-        }
+    double sum = 0; /* of channel threadIdx.x */
+    for (size_t first = 0; first < job.chunks(); first += FIT_SLOTS) {
+        const uint32_t count = job.count(first);
+        float own[WIDTH] = {0};
+        job.each_row(first, [&](const float(&x)[WIDTH]) {
+            for (int i = 0; i < WIDTH; i++) own[i] += x[i];
+        });
+        for (int i = 0; i < WIDTH; i++) some[job.slot * FIT_CHANNELS + WIDTH * job.group + i] = own[i];
         __syncthreads();
-        for (uint32_t k = 0, c = threadIdx.x; c < job.hd; c += FIT_THREADS, k++)
-            for (uint32_t slot = 0; slot < count; slot++) sum[k] += (double)some[slot * job.hd + c];
+        for (uint32_t slot = 0; threadIdx.x < FIT_CHANNELS && slot < count; slot++)
+            sum += (double)some[slot * FIT_CHANNELS + threadIdx.x];
         __syncthreads();
     }
-    for (uint32_t k = 0, c = threadIdx.x; c < job.hd; c += FIT_THREADS, k++) mean[c] = (float)(sum[k] / (double)job.n);
+    if (threadIdx.x < FIT_CHANNELS) mean[threadIdx.x] = (float)(sum / (double)job.n);
     __syncthreads();
 }
 
@@ -69,86 +75,100 @@ static __device__ void set_centroids(const double *sums, const uint32_t *counts,
         }
 }
 
-/* Computes the centroids. sums[groups][16][4], counts[groups][16] and some[16][4][FIT_THREADS] are scratch. */
-static __device__ void find_centroids(const fit_job &job, const float *mean, double *sums, uint32_t *counts, float *some,
-                                      float *centroids) {
-    for (uint32_t i = threadIdx.x; i < job.groups * CODES * WIDTH; i += FIT_THREADS) sums[i] = 0;
-    for (uint32_t i = threadIdx.x; i < job.groups * CODES; i += FIT_THREADS) counts[i] = 0;
-    __syncthreads();
-    for (size_t first = 0; first < job.chunks(); first += job.slots) {
-        const uint32_t count = (uint32_t)(job.chunks() - first < job.slots ? job.chunks() - first : job.slots);
-        for (uint32_t i = 0; i < CODES * WIDTH; i++) some[i * FIT_THREADS + threadIdx.x] = 0;
-        if (job.slot < count)
-            job.each_row(first + job.slot, [&](const float(&x)[WIDTH]) {
-                float centred[WIDTH];
-                uint32_t code = 0;
-                for (uint32_t i = 0; i < WIDTH; i++) {
-                    centred[i] = x[i] - mean[WIDTH * job.group + i];
-                    code |= (uint32_t)(centred[i] >= 0) << i;
-                }
-                for (uint32_t i = 0; i < WIDTH; i++) some[(code * WIDTH + i) * FIT_THREADS + threadIdx.x] += centred[i];
-                atomicAdd(&counts[job.group * CODES + code], 1u);
-            });
+/* A thread adds up its rows by code, in columns of its own. */
+struct fit_sums {
+    float sum[CODES * WIDTH][FIT_THREADS];
+    uint32_t count[CODES][FIT_THREADS];
+};
+
+/* Computes centroids[FIT_GROUPS][16][4]. */
+static __device__ void find_centroids(const fit_job &job, const float *mean, fit_sums &some, float *centroids) {
+    __shared__ double sums[FIT_GROUPS * CODES * WIDTH];
+    __shared__ uint32_t counts[FIT_GROUPS * CODES];
+    const uint32_t own = threadIdx.x;
+    float middle[WIDTH];
+    for (uint32_t i = 0; i < WIDTH; i++) middle[i] = mean[WIDTH * job.group + i];
+    for (uint32_t i = own; i < FIT_GROUPS * CODES * WIDTH; i += FIT_THREADS) sums[i] = 0;
+    for (uint32_t i = own; i < FIT_GROUPS * CODES; i += FIT_THREADS) counts[i] = 0;
+    for (size_t first = 0; first < job.chunks(); first += FIT_SLOTS) {
+        const uint32_t count = job.count(first);
+        for (uint32_t i = 0; i < CODES * WIDTH; i++) some.sum[i][own] = 0;
+        for (uint32_t i = 0; i < CODES; i++) some.count[i][own] = 0;
+        job.each_row(first, [&](const float(&x)[WIDTH]) {
+            float centred[WIDTH];
+            uint32_t code = 0;
+            for (uint32_t i = 0; i < WIDTH; i++) {
+                centred[i] = x[i] - middle[i];
+                code |= (uint32_t)(centred[i] >= 0) << i;
+            }
+            for (uint32_t i = 0; i < WIDTH; i++) some.sum[code * WIDTH + i][own] += centred[i];
+            some.count[code][own]++;
+        });
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < job.groups * CODES * WIDTH; i += FIT_THREADS)
+        for (uint32_t i = own; i < FIT_GROUPS * CODES * WIDTH; i += FIT_THREADS)
             for (uint32_t slot = 0; slot < count; slot++)
-                sums[i] += (double)some[i % (CODES * WIDTH) * FIT_THREADS + slot * job.groups + i / (CODES * WIDTH)];
+                sums[i] += (double)some.sum[i % (CODES * WIDTH)][slot * FIT_GROUPS + i / (CODES * WIDTH)];
+        for (uint32_t i = own; i < FIT_GROUPS * CODES; i += FIT_THREADS)
+            for (uint32_t slot = 0; slot < count; slot++) counts[i] += some.count[i % CODES][slot * FIT_GROUPS + i / CODES];
         __syncthreads();
     }
-    for (uint32_t g = threadIdx.x; g < job.groups; g += FIT_THREADS)
-        set_centroids(sums + g * CODES * WIDTH, counts + g * CODES, centroids + g * CODES * WIDTH);
+    if (own < FIT_GROUPS) set_centroids(sums + own * CODES * WIDTH, counts + own * CODES, centroids + own * CODES * WIDTH);
 }
 
-/* Computes alpha[hd], the largest |key - mean|; most[hd + 1] is scratch. */
-static __device__ void find_alpha(const fit_job &job, const float *mean, uint32_t *most, float *alpha) {
-    for (uint32_t c = threadIdx.x; c <= job.hd; c += FIT_THREADS) most[c] = 0;
-    __syncthreads();
+/* Computes the largest |key - mean| of each channel. */
+static __device__ void find_largest(const fit_job &job, const float *mean, float *largest) {
+    __shared__ uint32_t most[FIT_CHANNELS];
     float own[WIDTH] = {0};
-    for (size_t chunk = job.slot; job.slot < job.slots && chunk < job.chunks(); chunk += job.slots)
-        job.each_row(chunk, [&](const float(&x)[WIDTH]) {
+    if (threadIdx.x < FIT_CHANNELS) most[threadIdx.x] = 0;
+    __syncthreads();
+    for (size_t first = 0; first < job.chunks(); first += FIT_SLOTS)
+        job.each_row(first, [&](const float(&x)[WIDTH]) {
             for (uint32_t i = 0; i < WIDTH; i++) {
                 const float size = fabsf(x[i] - mean[WIDTH * job.group + i]);
                 own[i] = size > own[i] ? size : own[i];
             }
         });
-    for (uint32_t i = 0; i < WIDTH && job.slot < job.slots; i++) /* bits order as magnitudes do */
+    for (uint32_t i = 0; i < WIDTH; i++) /* bits order as magnitudes do */
         atomicMax(&most[WIDTH * job.group + i], __float_as_uint(own[i]));
     __syncthreads();
-    for (uint32_t c = threadIdx.x; c < job.hd; c += FIT_THREADS) atomicMax(&most[job.hd], most[c]);
-    __syncthreads();
-    const float largest = __uint_as_float(most[job.hd]);
-    const float least = largest > 0 && largest < INFINITY ? fmaxf(largest * LEAST_ALPHA, 1e-30f) : 1;
-    for (uint32_t c = threadIdx.x; c < job.hd; c += FIT_THREADS) {
-        const float size = __uint_as_float(most[c]);
-        alpha[c] = size > least && size < INFINITY ? size : least;
-    }
+    if (threadIdx.x < FIT_CHANNELS) largest[threadIdx.x] = __uint_as_float(most[threadIdx.x]);
 }
 
+static __device__ float *own_learned_of(const struct fit_sign &fit) {
+    return fit.own_learned + ((size_t)(fit.layer + blockIdx.y) * fit.kv_heads + blockIdx.x) * fit.learned_floats;
+}
+static __device__ float *alpha_of(const struct fit_sign &fit) { return own_learned_of(fit) + fit.head_dim * (1 + CODES); }
+
 static __global__ void __launch_bounds__(FIT_THREADS) fit_sign_kernel(const __grid_constant__ struct fit_sign fit) {
-    extern __shared__ __align__(16) uint8_t shared[];
-    __shared__ float mean[CODEC_HEAD_DIM_MAX];
-    const uint32_t hd = fit.head_dim, groups = hd / WIDTH;
-    fit_job job;
-    job.rows = fit.rows + blockIdx.y * fit.layer_stride + blockIdx.x * fit.head_stride;
-    job.n = fit.n, job.token_stride = fit.token_stride, job.hd = hd, job.groups = groups, job.slots = FIT_THREADS / groups;
-    job.group = threadIdx.x % groups, job.slot = threadIdx.x / groups;
-    float *const learned = fit.own_learned + ((size_t)(fit.layer + blockIdx.y) * fit.kv_heads + blockIdx.x) * fit.learned_floats;
-    double *const sums = (double *)shared;
-    float *const some = (float *)(sums + groups * CODES * WIDTH);
-    uint32_t *const counts = (uint32_t *)(some + CODES * WIDTH * FIT_THREADS);
-    find_means(job, some, mean);
-    for (uint32_t c = threadIdx.x; c < hd; c += FIT_THREADS) learned[c] = mean[c];
-    find_centroids(job, mean, sums, counts, some, learned + hd);
+    __shared__ fit_sums some;
+    __shared__ float mean[FIT_CHANNELS];
+    const uint32_t channel = blockIdx.z * FIT_CHANNELS;
+    const fit_job job = {fit.rows + blockIdx.y * fit.layer_stride + blockIdx.x * fit.head_stride + channel, fit.n, fit.token_stride,
+                         threadIdx.x % FIT_GROUPS, threadIdx.x / FIT_GROUPS};
+    float *const learned = own_learned_of(fit);
+    find_means(job, some.sum[0], mean);
+    if (threadIdx.x < FIT_CHANNELS) learned[channel + threadIdx.x] = mean[threadIdx.x];
+    find_centroids(job, mean, some, learned + fit.head_dim + channel * CODES);
+    if (fit.alpha) find_largest(job, mean, alpha_of(fit) + channel);
+}
+
+/* Makes alpha[hd] of the largest |key - mean| of each channel, none much smaller than that of the head. */
+static __global__ void __launch_bounds__(FIT_THREADS) set_alpha_kernel(const __grid_constant__ struct fit_sign fit) {
+    __shared__ uint32_t most;
+    float *const alpha = alpha_of(fit);
+    if (!threadIdx.x) most = 0;
     __syncthreads();
-    if (fit.alpha) find_alpha(job, mean, (uint32_t *)some, learned + hd + hd * CODES);
+    for (uint32_t c = threadIdx.x; c < fit.head_dim; c += FIT_THREADS) atomicMax(&most, __float_as_uint(alpha[c]));
+    __syncthreads();
+    const float largest = __uint_as_float(most);
+    const float least = largest > 0 && largest < INFINITY ? fmaxf(largest * LEAST_ALPHA, 1e-30f) : 1;
+    for (uint32_t c = threadIdx.x; c < fit.head_dim; c += FIT_THREADS)
+        alpha[c] = alpha[c] > least && alpha[c] < INFINITY ? alpha[c] : least;
 }
 
 cudaError_t fit_sign(const struct fit_sign *fit, cudaStream_t stream) {
-    const size_t groups = fit->head_dim / WIDTH, shared = groups * CODES * (WIDTH * sizeof(double) + sizeof(uint32_t)) +
-                                                          CODES * WIDTH * FIT_THREADS * sizeof(float);
-    const cudaError_t result = allow_shared(fit_sign_kernel, shared);
-    if (result != cudaSuccess) return result;
-    fit_sign_kernel<<<dim3(fit->kv_heads, fit->n_layers), FIT_THREADS, shared, stream>>>(*fit);
+    fit_sign_kernel<<<dim3(fit->kv_heads, fit->n_layers, fit->head_dim / FIT_CHANNELS), FIT_THREADS, 0, stream>>>(*fit);
+    if (fit->alpha) set_alpha_kernel<<<dim3(fit->kv_heads, fit->n_layers), FIT_THREADS, 0, stream>>>(*fit);
     return cudaGetLastError();
 }
 
