@@ -20,7 +20,8 @@ Parts, and estimates of the GPU time that each takes, about a second for each me
     million-tables 20 s   million-4's pages by tables of a query's products
     steps         170 s   whole steps of an 8B model, or 8 or 4 of its layers, which make_model makes
     small-steps    30 s   the same of a 0.5B model and of each model of -m
-    papers        250 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
+    papers        280 s   whole steps and prompts at the shapes of the papers, of models that make_model makes
+    second-token   60 s   prompts and steps behind them at the shapes of Self-Indexing KVCache
     batches        60 s   whole steps of 1, 8 and 32 sequences with the papers' methods
     largest       200 s   batches and contexts that fill 80 GB, within a limit of the KV cache
     whole         150 s   the same without a limit, of a GPU of 140 GB
@@ -91,12 +92,14 @@ PAPERS = [  # the model and options of terse bench, in the order of the papers
     ("8b.gguf", "-p 0 -n 32 -r 1 -d 840000 --kv antkv-1,antkv-0.375"),
     ("7b.gguf", "-p 0 -n 32 -r 3 -d 1024,2048,4096,8192,16384,32768 --kv f16,kivi-4,million-4"),
     ("7b.gguf", "-p 0 -n 64 -r 2 -d 50000 --kv f16,streaming-256,mat-256,streaming-512,mat-512"),
-    *(("8b.gguf", f"-p {n} -n 0 -r 2 --kv f16,selfindex-2") for n in (8192, 16384, 32768, 65536)),
-    ("8b.gguf", "-p 0 -n 32 -r 2 -d 8192,16384,32768,65536 --kv f16,selfindex-2"),
-    ("8b.gguf", "-p 0 -n 32 -r 2 -d 16384 -np 10 --kv f16,selfindex-2"),
     ("8b.gguf", "-p 0 -n 32 -r 1 -d 120000 --kv f16,commvq-2,commvq-1"),
     ("8b.gguf", "-p 0 -n 16 -r 1 -d 32768 -np 8 --kv f16,commvq-1"),
     ("8b.gguf", "-p 0 -n 16 -r 1 -d 32768 -np 128 --kv commvq-1"),
+]
+SECOND_TOKEN = [  # a prompt, and a step behind it
+    *(("8b.gguf", f"-p {n} -n 0 -r 2 --kv f16,selfindex-2") for n in (8192, 16384, 32768, 65536)),
+    ("8b.gguf", "-p 0 -n 32 -r 2 -d 8192,16384,32768,65536 --kv f16,selfindex-2"),
+    ("8b.gguf", "-p 0 -n 32 -r 2 -d 16384 -np 10 --kv f16,selfindex-2"),
 ]
 BATCHES = [("8b-8-layers.gguf", f"-p 0 -n 32 -r 2 -d 32768 -np {n} --kv f16,million-4,antkv-2,antkv-1,commvq-1,selfindex-2") for n in (1, 8, 32)]
 LARGEST = [  # a GPU of 80 GB has room for 73 GiB of KV caches beside the weights
@@ -107,8 +110,8 @@ LARGEST = [  # a GPU of 80 GB has room for 73 GiB of KV caches beside the weight
 ]
 WHOLE = [
     ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 900 --kv f16"),
-    ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 3000 --kv antkv-1"),
-    ("8b.gguf", "-p 0 -n 8 -r 1 -d 12000000 --kv antkv-1"),
+    ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 2800 --kv antkv-1"),
+    ("8b.gguf", "-p 0 -n 8 -r 1 -d 10000000 --kv antkv-1"),
 ]
 
 
@@ -135,6 +138,7 @@ PARTS = {
     "steps": of_steps(STEPS),
     "small-steps": [],  # of_steps of SMALL and the models of -m
     "papers": of_papers(PAPERS),
+    "second-token": of_papers(SECOND_TOKEN),
     "batches": of_papers(BATCHES),
     "largest": of_papers(LARGEST),
     "whole": of_papers(WHOLE),
@@ -419,6 +423,7 @@ TABLES = {
     "commvq": ("reports/papers.md", ["commvq"], commvq),
     "million-tables": ("reports/papers.md", ["million-tables"], million_tables),
     "papers": ("reports/papers.md", ["papers"], beside_f16("papers")),
+    "second-token": ("reports/papers.md", ["second-token"], beside_f16("second-token")),
     "batches": ("reports/papers.md", ["batches"], beside_f16("batches")),
     "largest": ("reports/papers.md", ["largest"], beside_f16("largest")),
     "whole": ("reports/papers.md", ["whole"], beside_f16("whole")),

@@ -38,6 +38,7 @@ PRINTED = {
     "small-steps": json.dumps([{"model": "0.5B", "test": "tg64 @ d4096", "kv": "f16", "tokens_per_second": 700}]),
     "papers": json.dumps([{"model": "7B", "test": "tg32 x 4 @ d1024", "kv": kv, "kv_mib": 2048, "tokens_per_second": rate} for kv, rate in (("f16", 200), ("million-4", 400))])
     + json.dumps([{"model": "8B", "test": "pp131072", "kv": "antkv-1", "kv_mib": 512, "tokens_per_second": 12345.6}]),
+    "second-token": json.dumps([{"model": "8B", "test": "pp8192", "kv": "selfindex-2", "kv_mib": 256, "tokens_per_second": 23000}]),
     "batches": json.dumps([{"model": "8B", "test": "tg32 x 32 @ d32768", "kv": "antkv-1", "kv_mib": 1024, "tokens_per_second": 3200}]),
     "largest": json.dumps([{"model": "8B", "test": "tg4 x 500 @ d1024", "kv": "f16", "kv_mib": 72000, "tokens_per_second": 5000}]),
     "whole": json.dumps([{"model": "8B", "test": "tg4 x 3000 @ d1024", "kv": "antkv-1", "kv_mib": 131072, "tokens_per_second": 3000}]),
@@ -64,6 +65,7 @@ ROWS = {
         "| 7B | 4 x 1,024 | million-4 | 2.00 | 400.0 | 10.00 | 2.00 |",
         "| 8B | prompt of 131,072 | antkv-1 | 0.50 | 12,345.6 |  |  |",
     ],
+    "second-token": ["| 8B | prompt of 8,192 | selfindex-2 | 0.25 | 23,000.0 |  |  |"],
     "batches": ["| 8B | 32 x 32,768 | antkv-1 | 1.00 | 3,200.0 | 10.00 |  |"],
     "largest": ["| 8B | 500 x 1,024 | f16 | 70.31 | 5,000.0 | 100.00 |  |"],
     "whole": ["| 8B | 3,000 x 1,024 | antkv-1 | 128.00 | 3,000.0 | 1000.00 |  |"],
