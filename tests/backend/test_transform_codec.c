@@ -169,7 +169,7 @@ static void round_trips_have_the_error_of_their_bits(void **state) {
                 power += pow((double)(s->rows[i] - own.mean[i % 128]), 2);
             }
             /* The gains' bytes add (most - least)^2 / 255^2 / 12 of the mean power 1, rows' sizes are estimates. */
-            assert_true(error / power < 1.25 * expected + 2e-5);
+            assert_true(error / power < (rates[r] < 2 ? 1.05 : 0.97) * expected); /* rows have the best of some sizes */
             assert_true(error / power > 0.5 * expected);
             free_sample(s);
         }
@@ -244,8 +244,8 @@ static void resize_row(struct sample *s, size_t t, double gain) {
 }
 
 /* Rows of all sizes from 0.2 to 3, between the least and the most gain (0.1 and 4): keys keep their size, and the error of values is
- * at right angles to what stands for them, as it is where their gain is the best. A gain is off by half a step, and gains are some
- * tenths larger than sizes where few bits lose much of a row. */
+ * at right angles to what stands for them, as it is where their gain is the best. A gain is off by half a step, and is that of a
+ * row of at least 0.7 times its size. */
 static void gains_keep_the_size_of_keys_and_are_best_for_values(void **state) {
     (void)state;
     for (double rate = 1; rate <= 4; rate *= 2) {
@@ -265,7 +265,7 @@ static void gains_keep_the_size_of_keys_and_are_best_for_values(void **state) {
                     power += x * x;
                 }
                 const double gain = sqrt(power / 64), wanted = side == CODEC_KEYS ? sqrt(square * power) : cross;
-                assert_true(fabs(wanted / square - 1) < 0.6 * (double)transform_gain_step(&own) / gain + 2e-3);
+                assert_true(fabs(wanted / square - 1) < 0.6 / 0.7 * (double)transform_gain_step(&own) / gain + 2e-3);
             }
             free_sample(s);
         }

@@ -1,6 +1,6 @@
-/* Writes pages of the codec transform. Each component of each row is rounded to the nearest level. The gain is set last, for the
- * levels that were found: of keys it keeps the row's size in the metric, of values it is the best in least squares, since attention
- * averages values and would not make good what a longer row adds.
+/* Writes pages of the codec transform. Each component of each row is rounded to the nearest level, of a row at some sizes, of which one is
+ * kept. The gain is set last, for the levels that were found: of keys it keeps the row's size in the metric, of values it is the best in
+ * least squares, since attention averages values and would not make good what a longer row adds.
  *
  * It works on a component of all tokens at a time, in loops over 64 numbers that lie in a row, which compilers vectorise. */
 #include "backend/cpu/codec/transform.h"
@@ -158,6 +158,25 @@ static void leave_out_means(struct page_rows *rows, const struct layout_limits *
     }
 }
 
+/* ---- Gains */
+
+/* Returns the gain of a row from |z|^2, its product with the levels and these with themselves. */
+static float gain_of(enum codec_side side, float square, float cross, float own) {
+    if (!(own > 0)) return 0;
+    return side == CODEC_KEYS ? sqrtf(square / own) : cross / own;
+}
+
+static uint8_t gain_code(const struct transform_fitted *own, float gain) {
+    const float step = transform_gain_step(own), least = TRANSFORM_NO_MEAN_GAINS;
+    if (!(step > 0)) return TRANSFORM_NO_MEAN_GAINS;
+    const float code = roundf((gain - transform_gain_zero(own)) / step);
+    return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
+}
+
+static float read_gain(const struct transform_fitted *own, uint8_t code) {
+    return transform_gain_zero(own) + (float)code * transform_gain_step(own);
+}
+
 /* ---- Codes */
 
 /* Adds bits below 16, bits[4][64] of four components, to a nibble, in which they were 0. */
@@ -173,16 +192,79 @@ static void write_bits(enum codec_side side, const uint8_t bits[TRANSFORM_QUAD][
     }
 }
 
-/* Finds the codes of a component and adds its levels to the sums over a row. */
-static void quantize(struct page_rows *rows, size_t c, float size, float half_step, unsigned bits, uint8_t *codes) {
-    const float inverse = size > 0 ? 1 / (2 * half_step * size) : 0, middle = (float)(1u << (bits - 1)),
-                most = (float)transform_most(bits);
+/* These quantize a component. */
+struct component_levels {
+    float inverse, half_step; /* half of the step between levels, times the component's size */
+    float middle, most;
+};
+
+static struct component_levels levels_of(float size, float half_step, unsigned bits) {
+    return (struct component_levels){.inverse = size > 0 ? 1 / (2 * half_step * size) : 0,
+                                     .half_step = half_step * size,
+                                     .middle = (float)(1u << (bits - 1)),
+                                     .most = (float)transform_most(bits)};
+}
+
+/* Returns the code of what is x in a row of size 1. */
+static inline int32_t code_of(const struct component_levels *l, float x) {
+    float place = x * l->inverse + l->middle;
+    place = place > 0 ? place : 0; /* and what is not a number */
+    return (int32_t)(place < l->most ? place : l->most);
+}
+
+static inline float level_of(const struct component_levels *l, int32_t code) { return l->half_step * (2 * (float)code - l->most); }
+
+/* Writes how to quantize the components that have bits. */
+static void set_levels(const float *sizes, const struct transform_layout *layout, struct component_levels *levels) {
+    float half_step[TRANSFORM_QUADS_MAX]; /* half of the step between a quad's levels: the scale of its last plane */
+    for (size_t p = 0; p < layout->planes; p++) half_step[layout->plane[p].quad] = layout->plane[p].scale;
+    for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++)
+        levels[c] = levels_of(sizes[c], half_step[c / TRANSFORM_QUAD], layout->quad_bits[c / TRANSFORM_QUAD]);
+}
+
+/* Finds how much rows err that are quantized as ones of `scale` times their size, and read with the gain that they would get. */
+static void find_errors(const struct page_rows *rows, const struct component_levels *levels, size_t n, float scale,
+                        const struct transform_fitted *own, enum codec_side side, float errors[PAGE_TOKENS]) {
+    float cross[PAGE_TOKENS] = {0}, square[PAGE_TOKENS] = {0}, unit[PAGE_TOKENS];
+    memset(errors, 0, PAGE_TOKENS * sizeof *errors);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) unit[t] = rows->unit[t] / scale;
+    for (size_t c = 0; c < n; c++) {
+        const struct component_levels l = levels[c];
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            const float x = rows->z[c][t] * unit[t], level = level_of(&l, code_of(&l, x)), rest = x - level;
+            errors[t] += rest * rest;
+            cross[t] += rest * level;
+            square[t] += level * level;
+        }
+    }
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        float place = rows->z[c][t] * rows->unit[t] * inverse + middle;
-        place = place > 0 ? place : 0; /* and what is not a number */
-        place = place < most ? place : most;
-        const int32_t code = (int32_t)place;
-        const float level = half_step * size * (2 * (float)code - most);
+        const float gain = gain_of(side, rows->square[t], (cross[t] + square[t]) / unit[t], square[t]),
+                    beyond = read_gain(own, gain_code(own, gain)) * unit[t] - 1; /* levels are read as 1 + beyond times as large */
+        errors[t] = (errors[t] - 2 * beyond * cross[t] + beyond * beyond * square[t]) / (unit[t] * unit[t]);
+    }
+}
+
+/* Codes each row as one of the size with which it errs least (transform_row_trial). */
+static void try_sizes(struct page_rows *rows, const struct component_levels *levels, size_t n, const struct transform_fitted *own,
+                      enum codec_side side) {
+    float least[PAGE_TOKENS], best[PAGE_TOKENS], errors[PAGE_TOKENS];
+    find_errors(rows, levels, n, 1, own, side, least);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) best[t] = 1;
+    for (size_t i = 0; i < TRANSFORM_ROW_TRIALS; i++) {
+        find_errors(rows, levels, n, transform_row_trial[i], own, side, errors);
+        for (size_t t = 0; t < PAGE_TOKENS; t++)
+            if (errors[t] < least[t]) least[t] = errors[t], best[t] = transform_row_trial[i];
+    }
+    for (size_t t = 0; t < PAGE_TOKENS; t++)
+        if (rows->no_mean[t] == TRANSFORM_NO_MEAN_GAINS) rows->unit[t] /= best[t]; /* others' gains are given */
+}
+
+/* Finds the codes of a component and adds its levels to the sums over a row. */
+static void quantize(struct page_rows *rows, size_t c, const struct component_levels *levels, uint8_t *codes) {
+    const struct component_levels l = *levels;
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
+        const int32_t code = code_of(&l, rows->z[c][t] * rows->unit[t]);
+        const float level = level_of(&l, code);
         codes[t] = (uint8_t)code;
         rows->cross[t] += rows->z[c][t] * level;
         rows->own[t] += level * level;
@@ -199,16 +281,12 @@ static void write_plane(const struct transform_plane *plane, unsigned below, enu
     write_bits(side, (const uint8_t(*)[PAGE_TOKENS])bits, page + plane->nibble * PAGE_TRANSFORM_NIBBLE);
 }
 
-static void write_codes(struct page_rows *rows, const float *sizes, const struct transform_layout *layout, enum codec_side side,
-                        uint8_t *page) {
+static void write_codes(struct page_rows *rows, const struct component_levels *levels, const struct transform_layout *layout,
+                        enum codec_side side, uint8_t *page) {
     uint8_t codes[TRANSFORM_QUADS_MAX][TRANSFORM_QUAD][PAGE_TOKENS], below[TRANSFORM_QUADS_MAX];
-    float half_step[TRANSFORM_QUADS_MAX]; /* half of the step between a quad's levels: the scale of its last plane */
     memcpy(below, layout->quad_bits, sizeof below);
-    for (size_t p = 0; p < layout->planes; p++) half_step[layout->plane[p].quad] = layout->plane[p].scale;
-    for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) {
-        const size_t quad = c / TRANSFORM_QUAD;
-        quantize(rows, c, sizes[c], half_step[quad], layout->quad_bits[quad], codes[quad][c % TRANSFORM_QUAD]);
-    }
+    for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++)
+        quantize(rows, c, &levels[c], codes[c / TRANSFORM_QUAD][c % TRANSFORM_QUAD]);
     for (size_t p = 0; p < layout->planes; p++) { /* a quad's planes have its bits from the highest down */
         const struct transform_plane *plane = &layout->plane[p];
         below[plane->quad] = (uint8_t)(below[plane->quad] - plane->bits);
@@ -216,17 +294,11 @@ static void write_codes(struct page_rows *rows, const float *sizes, const struct
     }
 }
 
-static uint8_t gain_code(const struct transform_fitted *own, float gain) {
-    const float step = transform_gain_step(own), least = TRANSFORM_NO_MEAN_GAINS;
-    if (!(step > 0)) return TRANSFORM_NO_MEAN_GAINS;
-    const float code = roundf((gain - transform_gain_zero(own)) / step);
-    return (uint8_t)(code > least ? code < 255 ? code : 255 : least);
-}
-
 void transform_encode(struct codec_shape shape, enum codec_side side, const float *from, size_t n, void *page) {
     const struct transform_fitted own = transform_of(shape);
     struct page_rows rows;
     struct layout_limits limits;
+    struct component_levels levels[CODEC_HEAD_DIM_MAX];
     uint8_t *gains = page;
     memset(page, 0, codec_page_bytes(&codec_transform, shape, side));
     if (!n) return;
@@ -234,10 +306,11 @@ void transform_encode(struct codec_shape shape, enum codec_side side, const floa
     set_limits(shape.layout, own.size, &limits);
     scale_rows(&rows, &limits, &own);
     if (side == CODEC_VALUES) leave_out_means(&rows, &limits, shape.learned, &own, from, n);
-    write_codes(&rows, own.size, shape.layout, side, gains + PAGE_TOKENS);
+    set_levels(own.size, shape.layout, levels);
+    try_sizes(&rows, levels, limits.components, &own, side);
+    write_codes(&rows, levels, shape.layout, side, gains + PAGE_TOKENS);
     for (size_t t = 0; t < n; t++) {
-        float gain = 0;
-        if (rows.own[t] > 0) gain = side == CODEC_KEYS ? sqrtf(rows.square[t] / rows.own[t]) : rows.cross[t] / rows.own[t];
+        const float gain = gain_of(side, rows.square[t], rows.cross[t], rows.own[t]);
         gains[t] = rows.no_mean[t] < TRANSFORM_NO_MEAN_GAINS ? rows.no_mean[t] : gain_code(&own, gain);
     }
 }

@@ -72,6 +72,11 @@ template <int HD> static __device__ void set_limits(struct encode_memory<HD> &m)
     if (threadIdx.x == 0) m.noise = noise;
 }
 
+/* Returns the code of what is x in a row of size 1. */
+static __device__ uint32_t code_of(float x, float inverse_step, float middle, float most) {
+    return (uint32_t)fminf(fmaxf(x * inverse_step + middle, 0), most); /* NaN becomes 0, too */
+}
+
 /* Calls at(c) for the channels or components of a thread's part of a row, in their order. */
 template <int HD, class At> static __device__ void each_of_part(At at) {
     const uint32_t part = threadIdx.x / PAGE_TOKENS;
@@ -240,6 +245,42 @@ static __device__ void leave_out_means(const struct encode &e, const struct page
     }
 }
 
+/* ---- Rows at some sizes */
+
+/* Returns how much a row errs that is quantized in such a unit, to its first thread. All threads call this. */
+template <int HD>
+static __device__ float quantized_error(int side, const struct transform_view &view, struct encode_memory<HD> &m, float unit) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    struct row_sums own = {};
+    each_of_part<HD>([&](uint32_t c) {
+        if (m.reach[c] == INFINITY) return; /* it has no bits */
+        const uint32_t bits = m.l.layout.quad_bits[c / TRANSFORM_QUAD];
+        const float middle = (float)(1u << (bits - 1)), most = (float)((1u << bits) - 1), x = m.z.of[c][t] * unit,
+                    level = m.half_step[c] * (2 * (float)code_of(x, m.inverse_step[c], middle, most) - most), rest = x - level;
+        own = {fmaf(rest, rest, own.rest), fmaf(rest, level, own.cross), fmaf(level, level, own.square)};
+    });
+    const float2 sums = sum_parts(make_float2(own.rest, own.cross), m);
+    __syncthreads();
+    const float square = sum_parts(make_float2(own.square, 0), m).x;
+    __syncthreads();
+    return row_error(side, view, m.square[t], unit, {sums.x, sums.y, square});
+}
+
+/* Codes each row as one of the size with which it errs least (TRANSFORM_ROW_TRIALS). All threads call this. */
+template <int HD> static __device__ void try_sizes(int side, const struct transform_view &view, struct encode_memory<HD> &m) {
+    constexpr float trials[TRANSFORM_ROW_TRIALS] = {TRANSFORM_ROW_TRIAL_LIST};
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    const float unit = m.unit[t];
+    float least = quantized_error(side, view, m, unit), best = 1;
+#pragma unroll 1
+    for (int n = 0; n < TRANSFORM_ROW_TRIALS; n++) {
+        const float scale = trials[n], error = quantized_error(side, view, m, unit / scale);
+        if (error < least) least = error, best = scale;
+    }
+    if (threadIdx.x < PAGE_TOKENS && m.no_mean[t] == TRANSFORM_NO_MEAN_GAINS) m.unit[t] = unit / best; /* others' gains are given */
+    __syncthreads();
+}
+
 /* ---- Codes. A lane has two tokens, 16 apart, which share bytes of nibbles. */
 
 /* Returns the first token of a lane in its k-th turn, k = 0 or 1: lanes of a warp have tokens in different banks. */
@@ -261,7 +302,7 @@ static __device__ uint32_t quantize(const struct encode_memory<HD> &m, const str
 #pragma unroll
     for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
         const float z = m.z.of[c + i][t];
-        const uint32_t code = (uint32_t)fminf(fmaxf(z * unit * inverse[i] + middle, 0), most); /* NaN becomes 0, too */
+        const uint32_t code = code_of(z * unit, inverse[i], middle, most);
         word |= (code >> part.below & own) << (8 * i);
         if (part.below) continue;
         const float level = step[i] * (2 * (float)code - most);
@@ -331,6 +372,7 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 4)
     find_coefficients<HD>(view, m.z);
     set_units(view, m);
     if (small_rows) leave_out_means(e, job, view, m);
+    try_sizes(job.side, view, m);
     write_gains(job, view, write_nibbles(job, m), m);
 }
 

@@ -372,20 +372,87 @@ static __device__ __noinline__ void leave_out_means(const struct encode &e, cons
     }
 }
 
-/* ---- Codes */
+/* ---- Levels */
 
 #define CODE_ZERO 0x1p23f /* a code plus this has the code as its lowest bits */
 
+/* A quad_steps says how four components are quantized. */
+struct quad_steps {
+    float codes;
+    struct four_numbers inverse, step, lowest;
+};
+
+template <int HD> static __device__ quad_steps levels_at(const struct tile_memory<HD> &m, uint32_t c, float codes) {
+    return {codes, four_at(&m.inverse[c]), four_at(&m.step[c]), four_at(&m.lowest[c])};
+}
+
+/* Returns the code of what is x in a row of size 1, plus CODE_ZERO. The middle is rounded up, since `codes` is not quite a power of two. NaN
+ * becomes 0. */
+static __device__ inline float code_of(const quad_steps &l, uint32_t j, float x) {
+    return __fmaf_rz(__saturatef(fmaf(x, l.inverse.of[j], 0.5f + 0x1p-23f)), l.codes, CODE_ZERO);
+}
+static __device__ inline float level_of(const quad_steps &l, uint32_t j, float code) {
+    return fmaf(code - CODE_ZERO, l.step.of[j], l.lowest.of[j]);
+}
+
+/* ---- Rows at some sizes */
+
+/* Sums up two rows that are quantized in such units. */
+template <int HD>
+static __device__ void sum_rows(const struct tile_memory<HD> &m, const tile_numbers<HD> &z, const float (&unit)[2],
+                                struct row_sums (&sums)[2]) {
+    sums[0] = sums[1] = {0, 0, 0};
+#pragma unroll
+    for (uint32_t k = 0; k < HD / 16; k++) {
+        const struct quad_codes &quad = m.quads[first_of(k) / TRANSFORM_QUAD];
+        if (!quad.planes[0]) continue;
+        const quad_steps l = levels_at(m, first_of(k), quad.codes);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) {
+                const float x = z[i][k][j] * unit[i], level = level_of(l, j, code_of(l, j, x)), rest = x - level;
+                sums[i].rest = fmaf(rest, rest, sums[i].rest);
+                sums[i].cross = fmaf(rest, level, sums[i].cross);
+                sums[i].square = fmaf(level, level, sums[i].square);
+            }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) sums[i] = {row_sum(sums[i].rest), row_sum(sums[i].cross), row_sum(sums[i].square)};
+}
+
+/* Codes each row as one of the size with which it errs least (TRANSFORM_ROW_TRIALS). */
+template <int HD>
+static __device__ void try_sizes(int side, const struct transform_view &view, const struct tile_memory<HD> &m,
+                                 const tile_numbers<HD> &z, const float (&square)[2], const uint32_t (&no_mean)[2],
+                                 float (&unit)[2]) {
+    constexpr float trials[TRANSFORM_ROW_TRIALS + 1] = {1, TRANSFORM_ROW_TRIAL_LIST};
+    float least[2], best[2];
+#pragma unroll 1 /* since instructions are read through a cache, too */
+    for (int n = 0; n <= TRANSFORM_ROW_TRIALS; n++) {
+        const float scale = trials[n], units[2] = {unit[0] / scale, unit[1] / scale};
+        struct row_sums sums[2];
+        sum_rows<HD>(m, z, units, sums);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const float error = row_error(side, view, square[i], units[i], sums[i]);
+            if (n == 0 || error < least[i]) least[i] = error, best[i] = scale;
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++)
+        if (no_mean[i] == TRANSFORM_NO_MEAN_GAINS) unit[i] = unit[i] / best[i]; /* others' gains are given */
+}
+
+/* ---- Codes */
+
 /* Returns a quad's codes of a token, a byte each. Adds the products of the coefficients with their levels, and the squares of levels, to
  * `found`. */
-static __device__ inline uint32_t quantize(const float (&z)[4], float unit, float codes, const struct four_numbers &inverse,
-                                           const struct four_numbers &step, const struct four_numbers &lowest, float2 &found) {
+static __device__ inline uint32_t quantize(const float (&z)[4], float unit, const quad_steps &l, float2 &found) {
     uint32_t words[4];
 #pragma unroll
     for (uint32_t j = 0; j < 4; j++) {
-        /* The middle is rounded up, since `codes` is not quite a power of two. NaN becomes 0. */
-        const float part = __saturatef(fmaf(z[j] * unit, inverse.of[j], 0.5f + 0x1p-23f)), code = __fmaf_rz(part, codes, CODE_ZERO),
-                    level = fmaf(code - CODE_ZERO, step.of[j], lowest.of[j]);
+        const float code = code_of(l, j, z[j] * unit), level = level_of(l, j, code);
         words[j] = __float_as_uint(code);
         found = make_float2(fmaf(z[j], level, found.x), fmaf(level, level, found.y));
     }
@@ -413,10 +480,10 @@ static __device__ void write_nibbles(const struct tile &tile, const struct trans
         const uint32_t c = first_of(k);
         const struct quad_codes quad = m.quads[c / TRANSFORM_QUAD];
         if (!quad.planes[0]) continue;
-        const struct four_numbers inverse = four_at(&m.inverse[c]), step = four_at(&m.step[c]), lowest = four_at(&m.lowest[c]);
+        const quad_steps levels = levels_at(m, c, quad.codes);
         uint32_t codes[2];
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) codes[i] = quantize(z[i][k], unit[i], quad.codes, inverse, step, lowest, found[i]);
+        for (uint32_t i = 0; i < 2; i++) codes[i] = quantize(z[i][k], unit[i], levels, found[i]);
         put_plane(quad.planes[0], codes[0], codes[1], nibbles);
         put_plane(quad.planes[1], codes[0], codes[1], nibbles);
     }
@@ -473,6 +540,7 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) unit[i] = coded.unit[i], no_mean[i] = coded.no_mean[i];
     }
+    try_sizes<HD>(tile.job.side, view, m, z, square, no_mean, unit);
     write_nibbles(tile, view, z, unit, m, found);
     if (lane_of_warp() % 4) return;
 #pragma unroll
