@@ -24,7 +24,7 @@ Parts, and estimates of the GPU time that each takes, about a second for each me
     second-token   60 s   prompts and steps behind them at the shapes of Self-Indexing KVCache
     batches        60 s   whole steps of 1, 8 and 32 sequences with the papers' methods
     largest       200 s   batches and contexts that fill 80 GB, within a limit of the KV cache
-    whole         150 s   the same without a limit, of a GPU of 140 GB
+    whole          50 s   batches without a limit, of a GPU of 140 GB
     prefill        30 s   a prompt's attention, beside PyTorch's
     sealing        40 s   steps with pages encoded beside them and within them
     divergence     90 s   methods on the GPU beside the processor, which takes most of that
@@ -111,7 +111,6 @@ LARGEST = [  # a GPU of 80 GB has room for 73 GiB of KV caches beside the weight
 WHOLE = [
     ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 900 --kv f16"),
     ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 2800 --kv antkv-1"),
-    ("8b.gguf", "-p 0 -n 8 -r 1 -d 10000000 --kv antkv-1"),
 ]
 
 
