@@ -12,7 +12,7 @@
 /* ---- Levels */
 
 const float transform_row_scale[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
-const float transform_row_trial[TRANSFORM_ROW_TRIALS] = {TRANSFORM_ROW_TRIAL_LIST};
+const float transform_row_trial[TRANSFORM_ROW_TRIALS] = TRANSFORM_ROW_TRIAL;
 const float transform_distortion[TRANSFORM_BITS_MAX + 1] = TRANSFORM_DISTORTION;
 
 const float transform_reach[TRANSFORM_BITS_MAX + 1] = {1, 1.07f, 1.13f, 1.2f, 1.17f, 1.1f, 1.03f, 1, 1};

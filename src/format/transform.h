@@ -48,9 +48,9 @@ extern const float transform_reach[TRANSFORM_BITS_MAX + 1];
  * the mean lies in a direction in which others hardly differ, 10 to 15 times a component's size. */
 #define TRANSFORM_ROW_SCALES 5
 extern const float transform_row_scale[TRANSFORM_ROW_SCALES];
-/* Then each row is quantized as if it were so many times as large as well, and coded as that with which its levels err least: a row has
- * few components, and levels at equal steps happen to suit them better at one size than at another (docs/reports/transform-second.md). */
-#define TRANSFORM_ROW_TRIALS 6
+/* Then each row is quantized as if it were so many times as large, and coded as that with which it errs least: a row has few components,
+ * and levels at equal steps happen to suit them better at one size than at another (docs/reports/transform-second.md). */
+#define TRANSFORM_ROW_TRIALS 7
 extern const float transform_row_trial[TRANSFORM_ROW_TRIALS];
 
 /* A row of values may be coded less no mean: row = gain * sum_c y_c size_c basis_c. Tokens on which attention rests have values that

@@ -8,7 +8,7 @@
 /* transform_row_scale[TRANSFORM_ROW_SCALES] */
 #define TRANSFORM_ROW_SCALE {1.5f, 2, 3, 4, 6}
 /* transform_row_trial[TRANSFORM_ROW_TRIALS] */
-#define TRANSFORM_ROW_TRIAL_LIST 0.7f, 0.8f, 0.9f, 1.11f, 1.25f, 1.4f
+#define TRANSFORM_ROW_TRIAL {1, 0.7f, 0.8f, 0.9f, 1.11f, 1.25f, 1.4f}
 /* clang-format on */
 
 #endif

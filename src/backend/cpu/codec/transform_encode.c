@@ -1,5 +1,5 @@
 /* Writes pages of the codec transform. Each component of each row is rounded to the nearest level, of a row at some sizes, of which one is
- * kept. The gain is set last, for the levels that were found: of keys it keeps the row's size in the metric, of values it is the best in
+ * kept. The gain is set for the levels that were found: of keys it keeps the row's size in the metric, of values it is the best in
  * least squares, since attention averages values and would not make good what a longer row adds.
  *
  * It works on a component of all tokens at a time, in loops over 64 numbers that lie in a row, which compilers vectorise. */
@@ -14,10 +14,11 @@
 
 /* These are the rows of a page that is being written. */
 struct page_rows {
-    float z[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];                        /* coefficients */
-    float unit[PAGE_TOKENS];                                         /* what makes them those of a row of size 1: 1 / r */
-    float square[PAGE_TOKENS], cross[PAGE_TOKENS], own[PAGE_TOKENS]; /* |z|^2, <z, shape>, |shape|^2 */
-    uint8_t no_mean[PAGE_TOKENS]; /* the code of the gain of a row less no mean; else TRANSFORM_NO_MEAN_GAINS */
+    float z[CODEC_HEAD_DIM_MAX][PAGE_TOKENS]; /* coefficients */
+    float unit[PAGE_TOKENS];                  /* what makes them those of a row of size 1: 1 / r */
+    float square[PAGE_TOKENS];                /* |z|^2 */
+    uint8_t gain
+        [PAGE_TOKENS]; /* the gain's code; below TRANSFORM_NO_MEAN_GAINS that of a row less no mean, others' are found by try_sizes */
 };
 
 /* ---- Coefficients */
@@ -28,9 +29,7 @@ static void set_rows(struct page_rows *rows, const struct transform_learned *lea
     float basis[CODEC_HEAD_DIM_MAX * CODEC_HEAD_DIM_MAX];
     float centred[CODEC_HEAD_DIM_MAX * PAGE_TOKENS], weighed[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
     memset(rows->square, 0, sizeof rows->square);
-    memset(rows->cross, 0, sizeof rows->cross);
-    memset(rows->own, 0, sizeof rows->own);
-    memset(rows->no_mean, TRANSFORM_NO_MEAN_GAINS, sizeof rows->no_mean);
+    memset(rows->gain, TRANSFORM_NO_MEAN_GAINS, sizeof rows->gain);
     for (size_t c = 0; c < hd; c++)
         for (size_t t = 0; t < PAGE_TOKENS; t++) centred[c * PAGE_TOKENS + t] = t < n ? from[t * hd + c] - own->mean[c] : 0;
     /* z = B^-1 (row - mean), and B^-1 = B^T metric */
@@ -136,7 +135,7 @@ static void leave_out_mean(struct page_rows *rows, const struct layout_limits *l
         const float error = expected_error(rows, limits, hd, t);
         if (error < least) least = error, best = code;
     }
-    rows->no_mean[t] = (uint8_t)best;
+    rows->gain[t] = (uint8_t)best;
     rows->unit[t] = best < TRANSFORM_NO_MEAN_GAINS ? 1 / TRANSFORM_NO_MEAN_GAIN(own->gain, best) : unit;
     for (size_t c = 0; c < hd && best == TRANSFORM_NO_MEAN_GAINS; c++) rows->z[c][t] = less_mean[c];
 }
@@ -222,9 +221,11 @@ static void set_levels(const float *sizes, const struct transform_layout *layout
         levels[c] = levels_of(sizes[c], half_step[c / TRANSFORM_QUAD], layout->quad_bits[c / TRANSFORM_QUAD]);
 }
 
-/* Finds how much rows err that are quantized as ones of `scale` times their size, and read with the gain that they would get. */
+/* Finds how much rows err that are quantized as ones of `scale` times their size, and read with the gain that they would get, whose code is
+ * in gains. */
 static void find_errors(const struct page_rows *rows, const struct component_levels *levels, size_t n, float scale,
-                        const struct transform_fitted *own, enum codec_side side, float errors[PAGE_TOKENS]) {
+                        const struct transform_fitted *own, enum codec_side side, float errors[PAGE_TOKENS],
+                        uint8_t gains[PAGE_TOKENS]) {
     float cross[PAGE_TOKENS] = {0}, square[PAGE_TOKENS] = {0}, unit[PAGE_TOKENS];
     memset(errors, 0, PAGE_TOKENS * sizeof *errors);
     for (size_t t = 0; t < PAGE_TOKENS; t++) unit[t] = rows->unit[t] / scale;
@@ -238,37 +239,31 @@ static void find_errors(const struct page_rows *rows, const struct component_lev
         }
     }
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        const float gain = gain_of(side, rows->square[t], (cross[t] + square[t]) / unit[t], square[t]),
-                    beyond = read_gain(own, gain_code(own, gain)) * unit[t] - 1; /* levels are read as 1 + beyond times as large */
+        gains[t] = gain_code(own, gain_of(side, rows->square[t], (cross[t] + square[t]) / unit[t], square[t]));
+        const float beyond = read_gain(own, gains[t]) * unit[t] - 1; /* levels are read as 1 + beyond times as large */
         errors[t] = (errors[t] - 2 * beyond * cross[t] + beyond * beyond * square[t]) / (unit[t] * unit[t]);
     }
 }
 
-/* Codes each row as one of the size with which it errs least (transform_row_trial). */
+/* Codes each row as one of the size with which it errs least (transform_row_trial), and finds its gain. */
 static void try_sizes(struct page_rows *rows, const struct component_levels *levels, size_t n, const struct transform_fitted *own,
                       enum codec_side side) {
     float least[PAGE_TOKENS], best[PAGE_TOKENS], errors[PAGE_TOKENS];
-    find_errors(rows, levels, n, 1, own, side, least);
-    for (size_t t = 0; t < PAGE_TOKENS; t++) best[t] = 1;
+    uint8_t gain[PAGE_TOKENS], gains[PAGE_TOKENS];
+    for (size_t t = 0; t < PAGE_TOKENS; t++) least[t] = INFINITY, best[t] = 1, gain[t] = TRANSFORM_NO_MEAN_GAINS;
     for (size_t i = 0; i < TRANSFORM_ROW_TRIALS; i++) {
-        find_errors(rows, levels, n, transform_row_trial[i], own, side, errors);
+        find_errors(rows, levels, n, transform_row_trial[i], own, side, errors, gains);
         for (size_t t = 0; t < PAGE_TOKENS; t++)
-            if (errors[t] < least[t]) least[t] = errors[t], best[t] = transform_row_trial[i];
+            if (errors[t] < least[t]) least[t] = errors[t], best[t] = transform_row_trial[i], gain[t] = gains[t];
     }
     for (size_t t = 0; t < PAGE_TOKENS; t++)
-        if (rows->no_mean[t] == TRANSFORM_NO_MEAN_GAINS) rows->unit[t] /= best[t]; /* others' gains are given */
+        if (rows->gain[t] == TRANSFORM_NO_MEAN_GAINS) rows->unit[t] /= best[t], rows->gain[t] = gain[t]; /* others' are given */
 }
 
-/* Finds the codes of a component and adds its levels to the sums over a row. */
-static void quantize(struct page_rows *rows, size_t c, const struct component_levels *levels, uint8_t *codes) {
+/* Finds the codes of a component. */
+static void quantize(const struct page_rows *rows, size_t c, const struct component_levels *levels, uint8_t *codes) {
     const struct component_levels l = *levels;
-    for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        const int32_t code = code_of(&l, rows->z[c][t] * rows->unit[t]);
-        const float level = level_of(&l, code);
-        codes[t] = (uint8_t)code;
-        rows->cross[t] += rows->z[c][t] * level;
-        rows->own[t] += level * level;
-    }
+    for (size_t t = 0; t < PAGE_TOKENS; t++) codes[t] = (uint8_t)code_of(&l, rows->z[c][t] * rows->unit[t]);
 }
 
 /* Writes a plane, of codes[4][64] of its quad the bits from the `below`-th on. */
@@ -281,7 +276,7 @@ static void write_plane(const struct transform_plane *plane, unsigned below, enu
     write_bits(side, (const uint8_t(*)[PAGE_TOKENS])bits, page + plane->nibble * PAGE_TRANSFORM_NIBBLE);
 }
 
-static void write_codes(struct page_rows *rows, const struct component_levels *levels, const struct transform_layout *layout,
+static void write_codes(const struct page_rows *rows, const struct component_levels *levels, const struct transform_layout *layout,
                         enum codec_side side, uint8_t *page) {
     uint8_t codes[TRANSFORM_QUADS_MAX][TRANSFORM_QUAD][PAGE_TOKENS], below[TRANSFORM_QUADS_MAX];
     memcpy(below, layout->quad_bits, sizeof below);
@@ -309,8 +304,5 @@ void transform_encode(struct codec_shape shape, enum codec_side side, const floa
     set_levels(own.size, shape.layout, levels);
     try_sizes(&rows, levels, limits.components, &own, side);
     write_codes(&rows, levels, shape.layout, side, gains + PAGE_TOKENS);
-    for (size_t t = 0; t < n; t++) {
-        const float gain = gain_of(side, rows.square[t], rows.cross[t], rows.own[t]);
-        gains[t] = rows.no_mean[t] < TRANSFORM_NO_MEAN_GAINS ? rows.no_mean[t] : gain_code(&own, gain);
-    }
+    memcpy(gains, rows.gain, n);
 }

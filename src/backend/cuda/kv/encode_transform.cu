@@ -15,7 +15,6 @@ struct nibble_part {
 template <int HD> struct encode_memory {
     struct page_numbers<HD> z; /* coefficients */
     union {
-        float2 found[ENCODE_WARPS][PAGE_TOKENS];                   /* what warps have summed up of rows in write_nibbles */
         float cut[TRANSFORM_ROW_SCALES][TOKEN_PARTS][PAGE_TOKENS]; /* what levels cut off of rows, by size and part of a row */
         struct {
             float whole[HD], weighed[HD];              /* coefficients of a row that may be coded less no mean, and in the metric */
@@ -27,7 +26,7 @@ template <int HD> struct encode_memory {
     float reach[HD], noise; /* as of struct layout_limits of transform_encode.c; infinite where there are no bits */
     float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
     float2 sums[TOKEN_PARTS][PAGE_TOKENS];        /* of the threads that share a token */
-    uint8_t no_mean[PAGE_TOKENS];                 /* the code of the gain of a row less no mean; else TRANSFORM_NO_MEAN_GAINS */
+    uint8_t gain[PAGE_TOKENS];                    /* as of struct page_rows of transform_encode.c */
     struct nibble_part parts[HD / TRANSFORM_QUAD * 2][TRANSFORM_NIBBLE_BITS]; /* of nibbles, by their lowest bit; else bits are 0 */
     struct page_layout l;
 };
@@ -173,7 +172,7 @@ static __device__ bool mark_small_rows(const struct page_job &job, const struct 
     own = sum_parts(own, m);
     if (threadIdx.x < PAGE_TOKENS) {
         small = t < job.count && TRANSFORM_MUCH_SMALLER * own.x < own.y;
-        m.no_mean[t] = small ? 0 : TRANSFORM_NO_MEAN_GAINS;
+        m.gain[t] = small ? 0 : TRANSFORM_NO_MEAN_GAINS;
     }
     return __syncthreads_or(small);
 }
@@ -230,7 +229,7 @@ static __device__ void leave_out_mean(const struct transform_view &view, uint32_
         for (uint32_t c = i; c < HD; c += TRANSFORM_THREADS) m.z.of[c][t] = m.small.whole[c];
         if (i == 0) m.unit[t] = 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, best);
     }
-    if (i == 0) m.no_mean[t] = (uint8_t)best;
+    if (i == 0) m.gain[t] = (uint8_t)best;
     __syncthreads();
 }
 
@@ -239,7 +238,7 @@ template <int HD>
 static __device__ void leave_out_means(const struct encode &e, const struct page_job &job, const struct transform_view &view,
                                        struct encode_memory<HD> &m) {
     for (uint32_t t = 0; t < job.count; t++) {
-        if (m.no_mean[t] == TRANSFORM_NO_MEAN_GAINS) continue;
+        if (m.gain[t] == TRANSFORM_NO_MEAN_GAINS) continue;
         find_whole(e, job, view, t, m);
         leave_out_mean(view, t, m);
     }
@@ -247,9 +246,9 @@ static __device__ void leave_out_means(const struct encode &e, const struct page
 
 /* ---- Rows at some sizes */
 
-/* Returns how much a row errs that is quantized in such a unit, to its first thread. All threads call this. */
+/* Returns the fit of a row that is quantized in such a unit, to its first thread. All threads call this. */
 template <int HD>
-static __device__ float quantized_error(int side, const struct transform_view &view, struct encode_memory<HD> &m, float unit) {
+static __device__ struct row_fit quantized(int side, const struct transform_view &view, struct encode_memory<HD> &m, float unit) {
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     struct row_sums own = {};
     each_of_part<HD>([&](uint32_t c) {
@@ -263,21 +262,23 @@ static __device__ float quantized_error(int side, const struct transform_view &v
     __syncthreads();
     const float square = sum_parts(make_float2(own.square, 0), m).x;
     __syncthreads();
-    return row_error(side, view, m.square[t], unit, {sums.x, sums.y, square});
+    return fit_row(side, view, m.square[t], unit, {sums.x, sums.y, square});
 }
 
-/* Codes each row as one of the size with which it errs least (TRANSFORM_ROW_TRIALS). All threads call this. */
+/* Codes each row as one of the size with which it errs least (TRANSFORM_ROW_TRIALS), and finds its gain, but for rows less no mean, which
+ * have one. All threads call this. */
 template <int HD> static __device__ void try_sizes(int side, const struct transform_view &view, struct encode_memory<HD> &m) {
-    constexpr float trials[TRANSFORM_ROW_TRIALS] = {TRANSFORM_ROW_TRIAL_LIST};
+    constexpr float trials[TRANSFORM_ROW_TRIALS] = TRANSFORM_ROW_TRIAL;
     const uint32_t t = threadIdx.x % PAGE_TOKENS;
     const float unit = m.unit[t];
-    float least = quantized_error(side, view, m, unit), best = 1;
+    struct row_fit least = {INFINITY, TRANSFORM_NO_MEAN_GAINS};
+    float best = 1;
 #pragma unroll 1
     for (int n = 0; n < TRANSFORM_ROW_TRIALS; n++) {
-        const float scale = trials[n], error = quantized_error(side, view, m, unit / scale);
-        if (error < least) least = error, best = scale;
+        const struct row_fit own = quantized(side, view, m, unit / trials[n]);
+        if (own.error < least.error) least = own, best = trials[n];
     }
-    if (threadIdx.x < PAGE_TOKENS && m.no_mean[t] == TRANSFORM_NO_MEAN_GAINS) m.unit[t] = unit / best; /* others' gains are given */
+    if (threadIdx.x < PAGE_TOKENS && m.gain[t] == TRANSFORM_NO_MEAN_GAINS) m.unit[t] = unit / best, m.gain[t] = (uint8_t)least.gain;
     __syncthreads();
 }
 
@@ -289,33 +290,25 @@ static __device__ uint32_t token_of_turn(uint32_t k) {
     return lane % 16 + 32 * (lane / 16) + 16 * ((k + lane / 16) % 2);
 }
 
-/* Returns the parts of four components' codes that a nibble has, a byte each. Adds the products of the coefficients with their levels,
- * and the squares of levels, to `found`, for the last plane of a quad alone. */
+/* Returns the parts of four components' codes that a nibble has, a byte each. */
 template <int HD>
-static __device__ uint32_t quantize(const struct encode_memory<HD> &m, const struct nibble_part &part, uint32_t t, float2 &found) {
+static __device__ uint32_t quantize(const struct encode_memory<HD> &m, const struct nibble_part &part, uint32_t t) {
     const uint32_t bits = m.l.layout.quad_bits[part.quad], c = part.quad * TRANSFORM_QUAD, own = (1u << part.bits) - 1;
     const float middle = (float)(1u << (bits - 1)), most = (float)((1u << bits) - 1), unit = m.unit[t];
-    const float4 steps = *(const float4 *)&m.half_step[c], inverses = *(const float4 *)&m.inverse_step[c];
-    const float step[TRANSFORM_QUAD] = {steps.x, steps.y, steps.z, steps.w},
-                inverse[TRANSFORM_QUAD] = {inverses.x, inverses.y, inverses.z, inverses.w};
+    const float4 inverses = *(const float4 *)&m.inverse_step[c];
+    const float inverse[TRANSFORM_QUAD] = {inverses.x, inverses.y, inverses.z, inverses.w};
     uint32_t word = 0;
 #pragma unroll
     for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
-        const float z = m.z.of[c + i][t];
-        const uint32_t code = code_of(z * unit, inverse[i], middle, most);
+        const uint32_t code = code_of(m.z.of[c + i][t] * unit, inverse[i], middle, most);
         word |= (code >> part.below & own) << (8 * i);
-        if (part.below) continue;
-        const float level = step[i] * (2 * (float)code - most);
-        found = make_float2(found.x + z * level, found.y + level * level);
     }
     return word << part.shift;
 }
 
-/* Writes all nibbles. Returns, to the first thread of each token, the sums over its row of the products of its coefficients with
- * the levels that they got, for a row of size 1, and of these with themselves. */
-template <int HD> static __device__ float2 write_nibbles(const struct page_job &job, struct encode_memory<HD> &m) {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = threadIdx.x % PAGE_TOKENS;
-    float2 found[2] = {};
+/* Writes all nibbles. */
+template <int HD> static __device__ void write_nibbles(const struct page_job &job, const struct encode_memory<HD> &m) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (uint32_t n = warp; n < m.l.layout.nibbles; n += ENCODE_WARPS) {
         uint32_t words[2] = {};
 #pragma unroll 1
@@ -323,30 +316,11 @@ template <int HD> static __device__ float2 write_nibbles(const struct page_job &
             const struct nibble_part part = m.parts[n][i];
             if (!part.bits) continue;
 #pragma unroll
-            for (uint32_t k = 0; k < 2; k++) words[k] |= quantize(m, part, token_of_turn(k), found[k]);
+            for (uint32_t k = 0; k < 2; k++) words[k] |= quantize(m, part, token_of_turn(k));
         }
         const uint32_t word = lane < 16 ? words[0] | words[1] << 4 : words[1] | words[0] << 4;
         ((uint32_t *)(job.page + PAGE_TOKENS + n * PAGE_TRANSFORM_NIBBLE))[lane] = nibble_word(job.side, word);
     }
-    __syncthreads(); /* what lies where `found` does is no longer read */
-#pragma unroll
-    for (uint32_t k = 0; k < 2; k++) m.found[warp][token_of_turn(k)] = found[k];
-    __syncthreads();
-    float2 sum = m.found[0][t];
-    for (uint32_t w = 1; w < ENCODE_WARPS && threadIdx.x < PAGE_TOKENS; w++)
-        sum = make_float2(sum.x + m.found[w][t].x, sum.y + m.found[w][t].y);
-    return sum;
-}
-
-/* ---- Gains */
-
-/* `own` is what write_nibbles has returned. */
-template <int HD>
-static __device__ void write_gains(const struct page_job &job, const struct transform_view &view, float2 own,
-                                   const struct encode_memory<HD> &m) {
-    const uint32_t t = threadIdx.x % PAGE_TOKENS;
-    if (threadIdx.x >= PAGE_TOKENS) return;
-    job.page[t] = gain_byte(job, view, t, m.square[t], own, m.no_mean[t]);
 }
 
 /* ---- Pages */
@@ -373,7 +347,8 @@ static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 4)
     set_units(view, m);
     if (small_rows) leave_out_means(e, job, view, m);
     try_sizes(job.side, view, m);
-    write_gains(job, view, write_nibbles(job, m), m);
+    write_nibbles(job, m);
+    if (threadIdx.x < PAGE_TOKENS) job.page[threadIdx.x] = threadIdx.x < job.count ? m.gain[threadIdx.x] : 0;
 }
 
 template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {

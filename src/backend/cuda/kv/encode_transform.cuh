@@ -16,27 +16,24 @@ static __device__ inline float gain_of(int side, float square, float cross, floa
     return side == CODEC_KEYS ? sqrtf(square / own) : cross / own;
 }
 
-/* What is summed up of a row that is quantized in some unit: squares of what its levels leave, products of that with the levels, and squares
- * of levels. */
+/* A row_sums has sums over the components of a row that is quantized in some unit: of the squares of what its levels leave, of the products
+ * of that with the levels, and of the squares of levels. */
 struct row_sums {
     float rest, cross, square;
 };
 
-/* Returns how much a row errs that is read with the gain that it would get; `square` is its |z|^2. */
-static __device__ inline float row_error(int side, const struct transform_view &view, float square, float unit,
-                                         const struct row_sums &s) {
-    const float gain = gain_of(side, square, (s.cross + s.square) / unit, s.square),
-                beyond = (view.gain_zero + (float)gain_code(view, gain) * view.gain_step) * unit - 1;
-    return (s.rest - 2 * beyond * s.cross + beyond * beyond * s.square) / (unit * unit);
-}
+/* A row_fit says how much a row errs that is read with the gain that it would get, and the code of that. */
+struct row_fit {
+    float error;
+    uint32_t gain;
+};
 
-/* Returns a token's byte of gains: `square` is |z|^2 of its row, `found` has the sums of the products of its coefficients with the
- * levels that they got, for a row of size 1, and of these with themselves, and `no_mean` is the code of the gain of a row less no
- * mean, else TRANSFORM_NO_MEAN_GAINS. */
-static __device__ inline uint8_t gain_byte(const struct page_job &job, const struct transform_view &view, uint32_t t, float square,
-                                           float2 found, uint32_t no_mean) {
-    const float gain = gain_of(job.side, square, found.x, found.y);
-    return t >= job.count ? 0 : no_mean < TRANSFORM_NO_MEAN_GAINS ? (uint8_t)no_mean : gain_code(view, gain);
+/* Returns the fit of a row from its sums; `square` is its |z|^2. */
+static __device__ inline struct row_fit fit_row(int side, const struct transform_view &view, float square, float unit,
+                                                const struct row_sums &s) {
+    const uint8_t gain = gain_code(view, gain_of(side, square, (s.cross + s.square) / unit, s.square));
+    const float beyond = (view.gain_zero + (float)gain * view.gain_step) * unit - 1;
+    return {(s.rest - 2 * beyond * s.cross + beyond * beyond * s.square) / (unit * unit), gain};
 }
 
 /* Clears a thread's share of a page that has no tokens. */

@@ -328,11 +328,11 @@ static __device__ void find_whole(const struct encode &e, const struct page_job 
     __syncwarp();
 }
 
-/* A tile's coefficients, units and codes of gains less no mean. */
+/* A coded_tile has a tile's coefficients, units and codes of gains. */
 template <int HD> struct coded_tile {
     tile_numbers<HD> z;
     float unit[2];
-    uint32_t no_mean[2];
+    uint32_t gain[2];
 };
 
 /* Codes the marked ones of the lanes' tokens less no mean if they err less so with one of the gains that there are. It is a call, with what
@@ -365,7 +365,7 @@ static __device__ __noinline__ void leave_out_means(const struct encode &e, cons
 #pragma unroll
                     for (uint32_t j = 0; j < 4; j++) coded.z[i][k][j] = whole[k][j];
                 coded.unit[i] = 1 / TRANSFORM_NO_MEAN_GAIN(view.gain, best);
-                coded.no_mean[i] = best;
+                coded.gain[i] = best;
             }
             __syncwarp();
         }
@@ -421,41 +421,37 @@ static __device__ void sum_rows(const struct tile_memory<HD> &m, const tile_numb
     for (uint32_t i = 0; i < 2; i++) sums[i] = {row_sum(sums[i].rest), row_sum(sums[i].cross), row_sum(sums[i].square)};
 }
 
-/* Codes each row as one of the size with which it errs least (TRANSFORM_ROW_TRIALS). */
+/* Codes each row as one of the size with which it errs least (TRANSFORM_ROW_TRIALS), and finds its gain, but for rows less no mean, which
+ * have one. */
 template <int HD>
 static __device__ void try_sizes(int side, const struct transform_view &view, const struct tile_memory<HD> &m,
-                                 const tile_numbers<HD> &z, const float (&square)[2], const uint32_t (&no_mean)[2],
-                                 float (&unit)[2]) {
-    constexpr float trials[TRANSFORM_ROW_TRIALS + 1] = {1, TRANSFORM_ROW_TRIAL_LIST};
-    float least[2], best[2];
+                                 const tile_numbers<HD> &z, const float (&square)[2], float (&unit)[2], uint32_t (&gain)[2]) {
+    constexpr float trials[TRANSFORM_ROW_TRIALS] = TRANSFORM_ROW_TRIAL;
+    struct row_fit least[2] = {{INFINITY, TRANSFORM_NO_MEAN_GAINS}, {INFINITY, TRANSFORM_NO_MEAN_GAINS}};
+    float best[2] = {1, 1};
 #pragma unroll 1 /* since instructions are read through a cache, too */
-    for (int n = 0; n <= TRANSFORM_ROW_TRIALS; n++) {
+    for (int n = 0; n < TRANSFORM_ROW_TRIALS; n++) {
         const float scale = trials[n], units[2] = {unit[0] / scale, unit[1] / scale};
         struct row_sums sums[2];
         sum_rows<HD>(m, z, units, sums);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
-            const float error = row_error(side, view, square[i], units[i], sums[i]);
-            if (n == 0 || error < least[i]) least[i] = error, best[i] = scale;
+            const struct row_fit own = fit_row(side, view, square[i], units[i], sums[i]);
+            if (own.error < least[i].error) least[i] = own, best[i] = scale;
         }
     }
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++)
-        if (no_mean[i] == TRANSFORM_NO_MEAN_GAINS) unit[i] = unit[i] / best[i]; /* others' gains are given */
+        if (gain[i] == TRANSFORM_NO_MEAN_GAINS) unit[i] = unit[i] / best[i], gain[i] = least[i].gain;
 }
 
 /* ---- Codes */
 
-/* Returns a quad's codes of a token, a byte each. Adds the products of the coefficients with their levels, and the squares of levels, to
- * `found`. */
-static __device__ inline uint32_t quantize(const float (&z)[4], float unit, const quad_steps &l, float2 &found) {
+/* Returns a quad's codes of a token, a byte each. */
+static __device__ inline uint32_t quantize(const float (&z)[4], float unit, const quad_steps &l) {
     uint32_t words[4];
 #pragma unroll
-    for (uint32_t j = 0; j < 4; j++) {
-        const float code = code_of(l, j, z[j] * unit), level = level_of(l, j, code);
-        words[j] = __float_as_uint(code);
-        found = make_float2(fmaf(z[j], level, found.x), fmaf(level, level, found.y));
-    }
+    for (uint32_t j = 0; j < 4; j++) words[j] = __float_as_uint(code_of(l, j, z[j] * unit));
     return permute(permute(words[0], words[1], 0x0040), permute(words[2], words[3], 0x0040), 0x5410);
 }
 
@@ -467,10 +463,10 @@ static __device__ inline void put_plane(uint32_t plane, uint32_t codes, uint32_t
     atomicOr(&nibbles[plane & 0xff][lane_of_warp() / 4], word);
 }
 
-/* Writes a tile's nibbles. Finds what quantize adds up, of each token. */
+/* Writes a tile's nibbles. */
 template <int HD>
 static __device__ void write_nibbles(const struct tile &tile, const struct transform_view &view, const tile_numbers<HD> &z,
-                                     const float (&unit)[2], struct tile_memory<HD> &m, float2 (&found)[2]) {
+                                     const float (&unit)[2], struct tile_memory<HD> &m) {
     uint32_t(*const nibbles)[8] = m.own[threadIdx.x / 32].nibbles;
     const uint32_t lane = lane_of_warp(), n = view.layout.nibbles;
     for (uint32_t i = lane; i < n * 8; i += 32) nibbles[i / 8][i % 8] = 0;
@@ -483,7 +479,7 @@ static __device__ void write_nibbles(const struct tile &tile, const struct trans
         const quad_steps levels = levels_at(m, c, quad.codes);
         uint32_t codes[2];
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) codes[i] = quantize(z[i][k], unit[i], levels, found[i]);
+        for (uint32_t i = 0; i < 2; i++) codes[i] = quantize(z[i][k], unit[i], levels);
         put_plane(quad.planes[0], codes[0], codes[1], nibbles);
         put_plane(quad.planes[1], codes[0], codes[1], nibbles);
     }
@@ -494,8 +490,6 @@ static __device__ void write_nibbles(const struct tile &tile, const struct trans
         if (nibble < n) to[nibble * (PAGE_TRANSFORM_NIBBLE / 4) + lane % 8] = word;
     }
     __syncwarp(); /* before another tile's nibbles come there */
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) found[i] = make_float2(row_sum(found[i].x), row_sum(found[i].y));
 }
 
 /* ---- Tiles and pages */
@@ -506,8 +500,7 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
     tile_numbers<HD> z;
     float whole[2] = {}, square[2], unit[2];
     bool small[2] = {};
-    uint32_t no_mean[2] = {TRANSFORM_NO_MEAN_GAINS, TRANSFORM_NO_MEAN_GAINS};
-    float2 found[2] = {};
+    uint32_t gain[2] = {TRANSFORM_NO_MEAN_GAINS, TRANSFORM_NO_MEAN_GAINS};
     if (tile.job.side == CODEC_VALUES || !e.heads.n_rot)
         load_tile<ROTATE_NOTHING>(e, tile, m, z, whole);
     else if (e.heads.pairing == ROPE_ADJACENT)
@@ -532,20 +525,19 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
     }
     if (__any_sync(~0u, small[0] || small[1])) {
         struct coded_tile<HD> coded = {
-            {}, {unit[0], unit[1]}, { no_mean[0], no_mean[1] }
+            {}, {unit[0], unit[1]}, { gain[0], gain[1] }
         };
         memcpy(coded.z, z, sizeof z);
         leave_out_means(e, tile, view, (uint32_t)small[0] | (uint32_t)small[1] << 1, m, coded);
         memcpy(z, coded.z, sizeof z);
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) unit[i] = coded.unit[i], no_mean[i] = coded.no_mean[i];
+        for (uint32_t i = 0; i < 2; i++) unit[i] = coded.unit[i], gain[i] = coded.gain[i];
     }
-    try_sizes<HD>(tile.job.side, view, m, z, square, no_mean, unit);
-    write_nibbles(tile, view, z, unit, m, found);
+    try_sizes<HD>(tile.job.side, view, m, z, square, unit, gain);
+    write_nibbles(tile, view, z, unit, m);
     if (lane_of_warp() % 4) return;
 #pragma unroll
-    for (uint32_t i = 0; i < 2; i++)
-        tile.job.page[tile.token[i]] = gain_byte(tile.job, view, tile.token[i], square[i], found[i], no_mean[i]);
+    for (uint32_t i = 0; i < 2; i++) tile.job.page[tile.token[i]] = tile.token[i] < tile.job.count ? (uint8_t)gain[i] : 0;
 }
 
 template <int HD>
