@@ -295,10 +295,11 @@ struct terse_cache_options {
     uint32_t first_tokens;
     enum terse_anchor_score anchor_score;
 };
-/* terse-N fits itself to so many first tokens of a sequence. Without a codebook it compresses nothing before; with one it waits for
- * them only in a prompt that has as many, and goes by the codebook otherwise. So a cache takes more bytes at this length than at
- * somewhat larger ones, and on the way to N tokens at most the larger of its bytes at N and at min(N, this). */
+/* terse-N fits itself to TERSE_FIT_TOKENS first tokens of a sequence, and in an exact prefill that brings TERSE_FIT_TOKENS_MOST to
+ * these. Without a codebook it compresses nothing before; with one it waits for them only in a prompt that has as many, and goes by the
+ * codebook otherwise. So a cache takes more bytes at these lengths than at somewhat larger ones; terse_cache_peak says the most. */
 #define TERSE_FIT_TOKENS 2052
+#define TERSE_FIT_TOKENS_MOST 4036
 TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
 
 /* Describes the i-th method, i = 0, 1, ...; returns false past the last. `name` is a pattern such as "streaming-N". */

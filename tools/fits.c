@@ -81,7 +81,8 @@ enum terse_status fits_count(const struct setup *setup, const struct terse_cache
     struct terse_cache_report report, half;
     bool fits_itself;
     enum terse_status status = setup_cache_bytes(setup, options, context, &report, error);
-    if (!status) status = setup_cache_bytes(setup, &as_f16, TERSE_FIT_TOKENS, &half, error);
+    const uint32_t fit = context < TERSE_FIT_TOKENS_MOST ? TERSE_FIT_TOKENS : TERSE_FIT_TOKENS_MOST;
+    if (!status) status = setup_cache_bytes(setup, &as_f16, fit, &half, error);
     if (!status) status = find_fits_itself(options, &fits_itself, error);
     if (status) return status;
     *bytes =

@@ -14,7 +14,7 @@
 static const double rates[] = {4, 3, 2, 1.5, 1};
 enum {
     RATES = sizeof rates / sizeof rates[0],
-    WINDOW = 8192,   /* tokens, to whose first TERSE_FIT_TOKENS caches fit themselves */
+    WINDOW = 8192,   /* tokens, to whose first TERSE_FIT_TOKENS_MOST caches fit themselves */
     SCORED_PART = 4, /* the last quarter of the window is scored, the rest is read exactly */
     STEP = 64,       /* tokens */
     LEAST = 256      /* tokens of the window: of fewer the exact first and newest tokens would be most */

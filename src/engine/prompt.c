@@ -51,22 +51,43 @@ static void set_step(struct prompt *p, size_t count) {
     p->part = reading_part(r, prompt_step_kind(r->session->options.prefill), count);
 }
 
-/* Makes the step a short one, if all that it has to do is to seal tokens that have waited in the window in half precision: while these are
- * there, a long one would leave the budget less room than there is after it, and pages would be lowered for nothing. */
+/* Makes the step the shortest one, where memory is short and tokens wait in the window in half precision to be fitted to or sealed: while these are
+ * there, a long one would leave the budget less room than there is after it, and prefixes would be dropped and pages lowered for nothing. */
 static bool shorten_step(struct prompt *p, enum terse_status status) {
     const struct terse_session *s = p->reading.session;
-    const struct token_range window = cache_window(s->cache);
-    const bool waited = s->method.least_rate > 0 && window.end - window.first >= FIT_TOKENS;
-    if (status != TERSE_E_MEMORY || !waited || p->count <= PAGE_TOKENS || s->options.prefill != TERSE_PREFILL_EXACT) return false;
-    set_step(p, PAGE_TOKENS);
+    if (status != TERSE_E_MEMORY || s->options.prefill != TERSE_PREFILL_EXACT) return false;
+    const size_t shortest = cache_shortest_part(s->cache, p->count);
+    if (shortest == p->count) return false;
+    set_step(p, shortest);
     return true;
+}
+
+/* Returns whether the budget has room for what a step's tokens take in half precision and for the pages that they become, beside each other. */
+static bool has_room(const struct terse_session *s, size_t n) {
+    const struct kv_budget *budget = &s->engine->budget;
+    const struct cache_shape shape = engine_cache_shape(s->engine, s->options.context);
+    const uint64_t length = cache_length(s->cache) + n;
+    struct terse_cache_report now, step, next;
+    if (budget->most == UINT64_MAX) return true;
+    parts_report(s->cache, &now);
+    parts_predict(kv_of(s)->storage, &shape, &s->method, length, &step);
+    parts_predict(kv_of(s)->storage, &shape, &s->method, length + 1, &next);
+    while (step.resident + next.resident > now.resident + (budget->most - budget->used))
+        if (!engine_drops_prefix(s->engine, TERSE_E_MEMORY, false)) return false;
+    return true;
+}
+
+/* Returns how many of the next n tokens of an exact prefill are a step. */
+static size_t exact_part(const struct terse_session *s, size_t n) {
+    const size_t part = cache_prompt_part(s->cache, n), shortest = cache_shortest_part(s->cache, part);
+    return shortest == part || has_room(s, part) ? part : shortest;
 }
 
 static enum terse_status begin_step(struct prompt *p, struct terse_error *error) {
     const struct reading *r = &p->reading;
     const struct terse_session_options *o = &r->session->options;
     size_t left = r->n - r->first, count = o->prefill == TERSE_PREFILL_COMPRESSED && left > o->batch ? o->batch : left, failed;
-    if (o->prefill == TERSE_PREFILL_EXACT) count = cache_prompt_part(r->session->cache, left);
+    if (o->prefill == TERSE_PREFILL_EXACT) count = exact_part(r->session, left);
     set_step(p, count);
     struct terse_engine *engine = r->session->engine;
     const struct led led = led_of(r->session);

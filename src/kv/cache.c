@@ -141,6 +141,10 @@ size_t cache_prompt_part(const struct cache *cache, size_t n) {
     return plan_part(&cache_base_of(cache)->method, &cache_base_of(cache)->extent, n);
 }
 
+size_t cache_shortest_part(const struct cache *cache, size_t n) {
+    return plan_shortest_part(&cache_base_of(cache)->method, &cache_base_of(cache)->extent, n);
+}
+
 uint64_t cache_exact_tokens(const struct cache *cache) { return cache_base_of(cache)->extent.exact; }
 
 struct token_range cache_window(const struct cache *cache) {

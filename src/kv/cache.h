@@ -146,6 +146,8 @@ uint64_t cache_length(const struct cache *cache);     /* tokens seen */
 uint64_t cache_prompt_end(const struct cache *cache); /* tokens of them up to the end of the last prompt */
 /* Returns how many of a prompt's next n tokens must be a step of their own (plan_part). */
 size_t cache_prompt_part(const struct cache *cache, size_t n);
+/* Returns the fewest that may be one where memory is short (plan_shortest_part). */
+size_t cache_shortest_part(const struct cache *cache, size_t n);
 /* Return, between steps, how many tokens have exact rows outside the window, which tokens lie in the window, [first, end), and how
  * many pages it has. */
 uint64_t cache_exact_tokens(const struct cache *cache);

@@ -61,9 +61,7 @@ bool fitted_would_wait(const struct cache_base *base) {
     return plan_step(&base->method, &base->extent, CACHE_STEP_DECODE, 1).waits;
 }
 
-size_t fitted_tokens(const struct cache_base *base) {
-    return size_min((size_t)(base->plan.before.length - base->plan.grid), FIT_TOKENS);
-}
+size_t fitted_tokens(const struct cache_base *base) { return plan_fit_tokens(base->plan.before.length - base->plan.grid); }
 
 static uint8_t *record_at(const struct cache_base *base, uint32_t layer, uint32_t head, enum codec_side side) {
     return base->fitted.records +

@@ -10,15 +10,24 @@ static size_t count_anchors(const struct method *method, const struct plan *plan
 }
 
 /* Returns the length at which there are enough tokens to fit to, or 0 where nothing will be fitted: tokens that were sealed by a
- * learned profile stay with it. */
-static uint64_t fit_length(const struct method *method, const struct extent *before) {
-    const bool may = method->of_weights || before->window_first <= method->parameters.exact;
-    return may && method_fits_transforms(method) ? (uint64_t)method->parameters.exact + FIT_TOKENS : 0;
+ * learned profile stay with it. `prompt` is the length at the end of a prompt that is read; 0: none is. */
+static uint64_t fit_length(const struct method *method, const struct extent *before, uint64_t prompt) {
+    const uint64_t exact = method->parameters.exact;
+    const bool open = before->window_first <= exact; /* nothing is sealed */
+    if (!method_fits_transforms(method) || !(method->of_weights || open)) return 0;
+    return exact + plan_fit_tokens(open && prompt > exact ? prompt - exact : 0);
 }
 
 size_t plan_part(const struct method *method, const struct extent *before, size_t n) {
-    const uint64_t wanted = fit_length(method, before);
+    const uint64_t wanted = fit_length(method, before, before->length + n);
     return before->length < wanted && n > wanted - before->length ? (size_t)(wanted - before->length) : n;
+}
+
+size_t plan_shortest_part(const struct method *method, const struct extent *before, size_t n) {
+    const uint64_t least = before->window_first > method->parameters.exact ? 0 : fit_length(method, before, 0);
+    if (!least) return n;
+    const size_t shortest = before->length < least ? (size_t)(least - before->length) : PAGE_TOKENS;
+    return n < shortest ? n : shortest;
 }
 
 struct plan plan_prompt(const struct method *method, size_t n) {
@@ -28,7 +37,7 @@ struct plan plan_prompt(const struct method *method, size_t n) {
 }
 
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n) {
-    const uint64_t wanted = fit_length(method, before);
+    const uint64_t wanted = fit_length(method, before, kind == CACHE_STEP_PREFILL ? before->length + n : 0);
     const struct policy *policy = method->policy;
     struct plan plan = {.kind = kind,
                         .n = n,

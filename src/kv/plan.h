@@ -51,14 +51,21 @@ struct plan {
     bool fits;  /* there are enough; if nothing was sealed before, the step begins with the fit */
 };
 
-/* A cache without a learned profile waits for FIT_TOKENS behind the exact ones, however they come.
+/* A cache without a learned profile waits for FIT_TOKENS behind the exact ones, however they come, and where a prompt brings
+ * FIT_TOKENS_MOST, for these: what is fitted to more tokens errs less.
  * With a profile it waits only in the step that brings them, before anything is sealed: shorter sequences, and all that grow from
  * them, go by the profile. The papers' protocol does not wait: its tokens are sealed before they are read, by the profile as it
  * is. */
 
+/* Returns to how many of the tokens behind the exact ones transforms are fitted, if the window holds so many. */
+static inline size_t plan_fit_tokens(uint64_t window) { return window < FIT_TOKENS_MOST ? FIT_TOKENS : FIT_TOKENS_MOST; }
+
 /* Returns how many of a prompt's next n tokens must be a step of their own: those for which the cache waits, or all. So the
  * prompt's others attend to them exactly, and the window holds no more of them. */
 size_t plan_part(const struct method *method, const struct extent *before, size_t n);
+/* Returns the fewest of them that may be a step where memory is short: those for which the cache waits at least, or, while these wait in
+ * half precision to be sealed, a page's. */
+size_t plan_shortest_part(const struct method *method, const struct extent *before, size_t n);
 /* Returns the plan of the last step of a prompt with which a sequence begins. */
 struct plan plan_prompt(const struct method *method, size_t n);
 

@@ -13,7 +13,8 @@
 #define SNAPKV_WINDOW 32   /* SnapKV's window */
 #define QUANTIZED_TAIL 128 /* newest tokens that stay exact beside quantized pages: the papers' practice */
 
-_Static_assert(TERSE_FIT_TOKENS == SINKS + FIT_TOKENS, "what terse.h says of caches that fit");
+_Static_assert(TERSE_FIT_TOKENS == SINKS + FIT_TOKENS && TERSE_FIT_TOKENS_MOST == SINKS + FIT_TOKENS_MOST,
+               "what terse.h says of caches that fit");
 
 struct row {
     const char

@@ -66,8 +66,10 @@ struct method method_at_rate(const struct method *method, double bits, const str
 /* Checks that pages of the method may be lowered as the options ask. */
 enum terse_status method_check_least_rate(const struct method *method, struct terse_error *error);
 
-/* Transforms are fitted to so many tokens behind the exact ones. Until a sequence has them, they stay in its window. */
+/* Transforms are fitted to so many tokens behind the exact ones: where a prompt brings FIT_TOKENS_MOST, to these, else to FIT_TOKENS. Until
+ * a sequence has them, they stay in its window. */
 #define FIT_TOKENS 2048
+#define FIT_TOKENS_MOST 4032
 
 /* Returns whether caches fit the method's transforms to the first tokens of their sequences (kv/plan.h says when). */
 static inline bool method_fits_transforms(const struct method *method) {

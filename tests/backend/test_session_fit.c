@@ -16,19 +16,19 @@
 
 #include <cmocka.h>
 
-enum { FITTED = SINKS + FIT_TOKENS, PROMPT = 2600, TOKENS = 3000, CONTEXT = 4000 };
+enum { FITTED = SINKS + FIT_TOKENS, PROMPT = 2600, TOKENS = 3000, LONG = SINKS + FIT_TOKENS_MOST + 200, CONTEXT = 5000 };
 
 static struct terse_model *model;
 static struct terse_engine *engine;
 static const struct terse_codebook *profile; /* that of the weights, as a learned one */
 static struct terse_model_info info;
-static int32_t tokens[TOKENS];
+static int32_t tokens[LONG];
 
 static int make_engine(void **state) {
     (void)state;
     must_start_fixture("qwen3", 2, &model, &engine, &info);
     if (engine_weight_profile(engine, &profile, NULL)) return -1;
-    random_tokens(tokens, TOKENS, info.vocabulary, 5);
+    random_tokens(tokens, LONG, info.vocabulary, 5);
     return 0;
 }
 
@@ -173,31 +173,36 @@ static void forks_and_loaded_states_go_on_alike(void **state) {
     unlink(path);
 }
 
-/* A prompt that begins as another did shares what was fitted to the tokens that both begin with. */
-static void prompts_that_begin_alike_share_pages(void **state) {
-    static int32_t other[TOKENS];
-    const struct terse_session_options options =
-        *state ? options_with_profile("terse-7") : options_of("terse-7", TERSE_PREFILL_EXACT);
-    struct terse_session *first = must_open(engine, &options), *next, *fresh;
+/* Reads two prompts of so many tokens that differ from the token `at` on, the second behind what it shares with the first; returns how many tokens
+ * it shares. */
+static size_t share(const struct terse_session_options *options, size_t one, size_t two, size_t at) {
+    static int32_t other[LONG];
+    struct terse_session *first = must_open(engine, options), *next, *fresh = must_open(engine, options);
     size_t held;
-    must_prefill(first, tokens, PROMPT);
+    must_prefill(first, tokens, one);
     must_keep_prefix(engine, first);
-    for (size_t at = 2000; at <= 2500; at += 500) { /* before the end of what was fitted to, and behind it */
-        memcpy(other, tokens, sizeof other);
-        for (size_t i = at; i < TOKENS; i++) other[i] = (tokens[i] + 1) % (int32_t)info.vocabulary;
-        next = must_open_with_prefix(engine, &options, other, TOKENS, &held);
-        assert_true(held <= at);
-        assert_int_equal(held > 0, at >= FITTED);
-        must_prefill(next, other + held, TOKENS - held);
-        fresh = must_open(engine, &options);
-        must_prefill(fresh, other, TOKENS);
-        fprintf(stderr, "at %zu held %zu apart %g\n", at, held, apart(next, fresh));
-        assert_true(apart(next, fresh) <= (held ? 0.05 : 0)); /* the other reads its first tokens exactly */
-        terse_session_free(next);
-        terse_session_free(fresh);
-    }
+    memcpy(other, tokens, sizeof other);
+    for (size_t i = at; i < two; i++) other[i] = (tokens[i] + 1) % (int32_t)info.vocabulary;
+    next = must_open_with_prefix(engine, options, other, two, &held);
+    must_prefill(next, other + held, two - held);
+    must_prefill(fresh, other, two);
+    fprintf(stderr, "%zu and %zu tokens, at %zu held %zu apart %g\n", one, two, at, held, apart(next, fresh));
+    assert_true(held <= at);
+    assert_true(apart(next, fresh) <= (held ? 0.05 : 0)); /* the other reads its first tokens exactly */
+    terse_session_free(next);
+    terse_session_free(fresh);
     terse_session_free(first);
     terse_engine_drop_prefixes(engine);
+    return held;
+}
+
+/* A prompt that begins as another did shares what was fitted, if both begin with as many tokens as the shortest that is fitted has. */
+static void prompts_that_begin_alike_share_pages(void **state) {
+    const struct terse_session_options options =
+        *state ? options_with_profile("terse-7") : options_of("terse-7", TERSE_PREFILL_EXACT);
+    assert_int_equal(share(&options, PROMPT, TOKENS, FITTED - 52), 0);
+    assert_true(share(&options, PROMPT, TOKENS, 2500) > 0);
+    if (!*state) assert_true(share(&options, LONG, LONG, 2500) > 0); /* which is fitted to more than they have in common */
 }
 
 /* Pages that go by the profile serve short prompts; a long one reads the same tokens again, to fit to them. */

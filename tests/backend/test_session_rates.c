@@ -130,6 +130,27 @@ static void a_prompt_is_read_at_the_rate_that_fits(void **state) {
     terse_engine_free(engine);
 }
 
+/* A prompt that is fitted to many tokens, where there is room for as many in half precision, is fitted to fewer where there is not. */
+static void a_long_prompt_waits_for_what_fits(void **state) {
+    const struct terse_session_options options = options_of(0);
+    const uint64_t budget = bytes_of(TERSE_FIT_TOKENS_MOST) - 1;
+    struct terse_engine *engine = start_in(budget), *large = start_in(UINT64_MAX);
+    struct terse_session *session = must_open(engine, &options), *whole = must_open(large, &options);
+    (void)state;
+    must_prefill(session, tokens, TOKENS);
+    must_prefill(whole, tokens, TOKENS);
+    assert_true(terse_engine_kv_bytes(engine) <= budget);
+    const struct terse_cache_report report = report_of(session), full = report_of(whole);
+    assert_int_equal(report.codes, full.codes);
+    assert_true(report.codes > 0);
+    const double apart = logits_apart(terse_session_logits(session), terse_session_logits(whole), info.vocabulary);
+    assert_true(apart > 0 && apart < 0.05); /* by other transforms */
+    terse_session_free(whole);
+    terse_session_free(session);
+    terse_engine_free(large);
+    terse_engine_free(engine);
+}
+
 /* With room at least rates the same is read as without a budget, bit for bit. */
 static void rates_that_are_not_needed_change_nothing(void **state) {
     const struct terse_session_options lowered = options_of(1.5), fixed = options_of(0);
@@ -268,6 +289,7 @@ int main(void) {
         cmocka_unit_test(replies_go_on_where_the_budget_is_spent),
         cmocka_unit_test(a_prompt_is_read_at_the_rate_that_fits),
         cmocka_unit_test(rates_that_are_not_needed_change_nothing),
+        cmocka_unit_test(a_long_prompt_waits_for_what_fits),
         cmocka_unit_test(sessions_share_a_budget),
         cmocka_unit_test(prefixes_make_room_first),
         cmocka_unit_test(saved_sessions_and_forks_go_on),

@@ -96,6 +96,8 @@ FAULTS = (  # file, text that occurs once in it, what takes its place, the test,
     ("src/kv/read_lists.c", "table->sets[masked].first < older; masked++)", "table->sets[masked].first + FAULT * PAGE_TOKENS < older; masked++)", "test_read_lists", "streaming-N: evicted tokens of a page are read"),
     ("src/kv/read_lists.c", "first > lists->from ? first : lists->from}", "(first > lists->from ? first : lists->from) - (FAULT && first > 4)}", "test_read_lists", "the last token of the last page is read again with the window"),
     ("src/kv/plan.c", "unsealed >= tail + PAGE_TOKENS && !plan.waits", "unsealed >= tail + PAGE_TOKENS + FAULT && !plan.waits", "test_plan", "a page is sealed a token late"),
+    ("src/kv/plan.h", "return window < FIT_TOKENS_MOST ? FIT_TOKENS", "return window + FAULT < FIT_TOKENS_MOST ? FIT_TOKENS", "test_plan", "terse-N: a prompt is fitted to more tokens a token too soon"),
+    ("src/kv/plan.c", "plan_fit_tokens(open && prompt > exact", "plan_fit_tokens((open || FAULT) && prompt > exact", "test_plan", "terse-N: a prompt behind sealed pages waits for tokens to fit to"),
     ("src/kv/plan.c", "before->length < wanted && (method", "before->length < wanted + FAULT && (method", "test_plan", "terse-N: waiting for the fit ends a token late"),
     (KV + "rotary.c", "sine[i] = -cosine[rotary->pairs + i];", "sine[i] = FAULT ? cosine[rotary->pairs + i] : -cosine[rotary->pairs + i];", "test_cache every_method_equals*", "queries are rotated the wrong way"),
     # lowering

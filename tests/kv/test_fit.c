@@ -1,5 +1,5 @@
-/* Caches that are given no profile, only what weights imply: they hold their first tokens in the window until there are FIT_TOKENS, then fit
- * transforms to these, once, and share their bits anew; held to double precision. The same bits for any number of threads and however the
+/* Caches that are given no profile, only what weights imply: they hold their first tokens in the window until there are FIT_TOKENS, of a prompt
+ * that has as many FIT_TOKENS_MOST, then fit transforms to these, once, and share their bits anew; held to double precision. The same bits for any number of threads and however the
  * tokens came; forks, cuts and saved states go by the same; what is fitted is counted. What the emulated GPU has no time for is left to the CPU and a GPU. */
 #include "backend/cpu/codec/transform.h"
 #include "base/half.h"
@@ -40,13 +40,13 @@ static void row_of(enum codec_side side, uint32_t layer, uint32_t head, size_t f
     }
 }
 
-/* mean[HEAD_DIM] before rotation of the keys that are fitted to, of the pairs that turn by half a radian or more within a run; else 0. */
-static void mean_of_keys(uint32_t layer, uint32_t head, double *mean) {
+/* mean[HEAD_DIM] before rotation of the n keys that are fitted to, of the pairs that turn by half a radian or more within a run; else 0. */
+static void mean_of_keys(uint32_t layer, uint32_t head, size_t n, double *mean) {
     memset(mean, 0, HEAD_DIM * sizeof *mean);
-    for (size_t t = SINKS + sample_skipped; t < FITTED + sample_skipped; t++)
+    for (size_t t = SINKS + sample_skipped; t < SINKS + n + sample_skipped; t++)
         for (size_t c = 0; c < HEAD_DIM; c++)
             if (ROPE_RUN_TOKENS * (double)sample_frequency[c % (HEAD_DIM / 2)] >= 0.5)
-                mean[c] += (double)sample_keys[((size_t)layer * MOST + t) * WIDTH + head * HEAD_DIM + c] / FIT_TOKENS;
+                mean[c] += (double)sample_keys[((size_t)layer * MOST + t) * WIDTH + head * HEAD_DIM + c] / (double)n;
 }
 
 /* Takes from row[HEAD_DIM] of token t the mean as it is rotated in the run of the page that begins with `first`. */
@@ -66,9 +66,9 @@ static const struct coding *coding_of(const struct cache *cache, enum codec_side
     return side == CODEC_KEYS ? &cache_base_of(cache)->method.key : &cache_base_of(cache)->method.value;
 }
 
-/* Holds every record to the first FIT_TOKENS tokens behind the exact ones. */
-static void check_records(const struct cache *cache) {
-    static double rows[FIT_TOKENS * HEAD_DIM_MOST];
+/* Holds every record to the first n tokens behind the exact ones. */
+static void check_records_of(const struct cache *cache, size_t n) {
+    static double rows[FIT_TOKENS_MOST * HEAD_DIM_MOST];
     assert_true(is_fitted(cache));
     for (uint32_t set = 0; set < SETS; set++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
@@ -80,18 +80,20 @@ static void check_records(const struct cache *cache) {
             }
             const struct transform_learned *profile = prepared_learned(cache_base_of(cache)->method.learned, side, layer, head);
             double mean[HEAD_DIM_MOST] = {0};
-            if (side == CODEC_KEYS) mean_of_keys(layer, head, mean);
-            for (size_t t = 0; t < FIT_TOKENS; t++) {
+            if (side == CODEC_KEYS) mean_of_keys(layer, head, n, mean);
+            for (size_t t = 0; t < n; t++) {
                 const size_t first = SINKS + t / PAGE_TOKENS * PAGE_TOKENS;
                 row_of(side, layer, head, first, SINKS + t, rows + t * HEAD_DIM);
                 take_rotated(first, SINKS + t, mean, rows + t * HEAD_DIM);
             }
             for (size_t c = 0; c < HEAD_DIM; c++)
                 assert_true(fabs((double)transform_fitted_at(record, HEAD_DIM).pre_rope_mean[c] - mean[c]) < tolerance());
-            fit_oracle_check(profile->record, record, (uint32_t)HEAD_DIM, rows, FIT_TOKENS, tolerance());
+            fit_oracle_check(profile->record, record, (uint32_t)HEAD_DIM, rows, n, tolerance());
         }
     }
 }
+
+static void check_records(const struct cache *cache) { check_records_of(cache, FIT_TOKENS); }
 
 /* Returns what a codec of the CPU needs to read pages of a side. */
 static struct codec_shape shape_of(const struct cache *cache, enum codec_side side, uint32_t set) {
@@ -136,14 +138,20 @@ static double error_of_pages(const struct cache *cache) {
 
 /* ---- Waiting and fitting */
 
+/* Tokens of several prompts are one sequence: it is fitted to more of them if the prompt that ends the wait brings these. */
 static void a_prompt_is_fitted_to_its_first_tokens(void **state) {
-    static const size_t lengths[] = {FITTED + 1, 2500, MOST};
+    static const struct {
+        size_t first, second, fitted;
+    } prompts[] = {{FITTED + 1, 0, FIT_TOKENS}, {SINKS + FIT_TOKENS_MOST - 1, 0, FIT_TOKENS},
+                   {MOST, 0, FIT_TOKENS_MOST},  {1000, 2000, FIT_TOKENS},
+                   {FITTED, 1, FIT_TOKENS},     {FITTED, MOST - FITTED, FIT_TOKENS_MOST}};
     (void)state;
     struct method method = make_method(NULL, NULL, true);
-    for (size_t i = 0; i < N_CASES(lengths); i++) {
+    for (size_t i = 0; i < N_CASES(prompts); i++) {
         struct cache *cache = make_cache(&method, 2);
-        take_prompt(cache, lengths[i]);
-        check_records(cache);
+        take_prompt(cache, prompts[i].first);
+        take_prompt(cache, prompts[i].second);
+        check_records_of(cache, prompts[i].fitted);
         parts_destroy(cache);
     }
     release_method(&method, NULL);

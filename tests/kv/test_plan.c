@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-enum { HEAD_DIM = 64, FITTED = SINKS + FIT_TOKENS };
+enum { HEAD_DIM = 64, FITTED = SINKS + FIT_TOKENS, FITTED_MOST = SINKS + FIT_TOKENS_MOST };
 
 static const enum cache_step_kind waiting[] = {CACHE_STEP_CHUNK, CACHE_STEP_DECODE, CACHE_STEP_PREFILL};
 
@@ -107,8 +107,8 @@ static void a_learned_profile_serves_what_is_short(void **state) {
             assert_int_equal(plan.fits, length >= FITTED);
             assert_int_equal(plan.seal, steps[i].waits ? 0 : full);
         }
-        const bool cut = length < FITTED && all > FITTED;
-        assert_int_equal(part_at(&learned, length, steps[i].n), cut ? FITTED - length : steps[i].n);
+        const uint64_t wanted = all < FITTED_MOST ? FITTED : FITTED_MOST;
+        assert_int_equal(part_at(&learned, length, steps[i].n), length < wanted && all > wanted ? wanted - length : steps[i].n);
         struct extent sealed = unsealed(length + PAGE_TOKENS);
         sealed.window_first += PAGE_TOKENS;
         assert_int_equal(plan_part(&learned, &sealed, steps[i].n), steps[i].n);
@@ -117,20 +117,70 @@ static void a_learned_profile_serves_what_is_short(void **state) {
     }
 }
 
+/* What decodes one token after another, or reads a prompt by pieces that attend to codes, never waits for more than the least. */
+static void only_prompts_wait_for_more(void **state) {
+    (void)state;
+    const struct method method = make_method("terse-2", true);
+    for (size_t k = 0; k < sizeof waiting / sizeof waiting[0]; k++) {
+        const struct plan plan = plan_at(&method, FITTED, waiting[k], FITTED_MOST - FITTED);
+        const bool prompt = waiting[k] == CACHE_STEP_PREFILL;
+        assert_int_equal(plan.waits, prompt);
+        assert_int_equal(plan.fits, !prompt);
+        assert_true(plan_at(&method, FITTED_MOST, waiting[k], 5000).fits);
+    }
+    const struct plan fitted = plan_at(&method, FITTED, CACHE_STEP_DECODE, 1); /* it seals pages: nothing waits behind them */
+    const struct plan next = plan_step(&method, &fitted.after, CACHE_STEP_PREFILL, 9000);
+    assert_true(next.fits && !next.waits && next.seal > 0);
+    assert_int_equal(plan_part(&method, &fitted.after, 9000), 9000);
+    assert_int_equal(plan_shortest_part(&method, &fitted.after, 9000), 9000);
+    assert_int_equal(plan_fit_tokens(FIT_TOKENS), FIT_TOKENS);
+    assert_int_equal(plan_fit_tokens(FIT_TOKENS_MOST - 1), FIT_TOKENS);
+    assert_int_equal(plan_fit_tokens(FIT_TOKENS_MOST + 1), FIT_TOKENS_MOST);
+}
+
 static void prompts_are_cut_where_waiting_ends(void **state) {
     static const struct {
         uint64_t length;
         size_t n, part;
-    } cases[] = {{0, 1, 1},          {0, FITTED, FITTED}, {0, FITTED + 1, FITTED},  {0, 100000, FITTED}, {2000, 500, FITTED - 2000},
-                 {FITTED - 1, 1, 1}, {FITTED - 1, 2, 1},  {FITTED, 100000, 100000}, {9999, 5000, 5000}};
+    } cases[] = {{0, 1, 1},
+                 {0, FITTED, FITTED},
+                 {0, FITTED + 1, FITTED},
+                 {0, FITTED_MOST - 1, FITTED},
+                 {0, FITTED_MOST, FITTED_MOST},
+                 {0, 100000, FITTED_MOST},
+                 {2000, 500, FITTED - 2000},
+                 {2000, FITTED_MOST - 2000, FITTED_MOST - 2000},
+                 {2000, 100000, FITTED_MOST - 2000},
+                 {FITTED - 1, 1, 1},
+                 {FITTED - 1, 2, 1},
+                 {FITTED, 1000, 1000},
+                 {FITTED, 100000, FITTED_MOST - FITTED},
+                 {FITTED_MOST, 100000, 100000},
+                 {9999, 5000, 5000}};
     (void)state;
     const struct method method = make_method("terse-2", true);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         assert_int_equal(part_at(&method, cases[i].length, cases[i].n), cases[i].part);
 }
 
+/* Where memory is short, a prompt's first step is that of the shortest that is fitted, and the next one seals. */
+static void short_memory_cuts_prompts_sooner(void **state) {
+    (void)state;
+    const struct method method = make_method("terse-2", true), half = make_method("f16", true);
+    const struct extent none = unsealed(0), some = unsealed(500), waited = unsealed(FITTED);
+    assert_int_equal(plan_shortest_part(&method, &none, FITTED_MOST), FITTED);
+    assert_int_equal(plan_shortest_part(&method, &none, 100), 100);
+    assert_int_equal(plan_shortest_part(&method, &some, 9000), FITTED - 500);
+    assert_int_equal(plan_shortest_part(&method, &waited, 9000), PAGE_TOKENS);
+    assert_int_equal(plan_shortest_part(&method, &waited, 10), 10);
+    assert_int_equal(plan_shortest_part(&half, &none, 9000), 9000);
+    const struct plan plan = plan_step(&method, &waited, CACHE_STEP_PREFILL, PAGE_TOKENS);
+    assert_true(plan.fits && !plan.waits && plan.seal > 0);
+}
+
 static void a_prompts_plan_is_its_last_step(void **state) {
-    static const size_t lengths[] = {1, 300, FITTED - 1, FITTED, FITTED + 1, FITTED + 64, 5000, 20000};
+    static const size_t lengths[] = {
+        1, 300, FITTED - 1, FITTED, FITTED + 1, FITTED + 64, FITTED_MOST - 1, FITTED_MOST, FITTED_MOST + 1, 20000};
     (void)state;
     for (int of_weights = 0; of_weights < 2; of_weights++) {
         const struct method method = make_method("terse-4", of_weights);
@@ -144,11 +194,12 @@ static void a_prompts_plan_is_its_last_step(void **state) {
             }
             const struct plan whole = plan_prompt(&method, lengths[i]);
             assert_memory_equal(&whole, &plan, sizeof plan);
-            assert_int_equal(n_steps, lengths[i] > FITTED ? 2 : 1);
+            const bool waits = lengths[i] == FITTED || lengths[i] == FITTED_MOST;
+            assert_int_equal(n_steps, lengths[i] > FITTED && !waits ? 2 : 1);
             assert_int_equal(sealed, plan.seal); /* all in the last */
             assert_int_equal(plan.after.length, lengths[i]);
-            if (lengths[i] == FITTED || (of_weights && lengths[i] < FITTED)) assert_int_equal(sealed, 0);
-            if (lengths[i] <= FITTED) continue;
+            if (waits || (of_weights && lengths[i] < FITTED)) assert_int_equal(sealed, 0);
+            if (waits || lengths[i] < FITTED) continue;
             struct method other = make_method("q4_0", false); /* it leaves the window that one step does without waiting */
             other.tail_tokens = method.tail_tokens;
             assert_int_equal(plan.after.window_first, plan_at(&other, 0, CACHE_STEP_PREFILL, lengths[i]).after.window_first);
@@ -182,7 +233,9 @@ int main(void) {
         cmocka_unit_test(others_do_not_wait),
         cmocka_unit_test(pages_are_sealed_as_soon_as_they_are_full),
         cmocka_unit_test(a_learned_profile_serves_what_is_short),
+        cmocka_unit_test(only_prompts_wait_for_more),
         cmocka_unit_test(prompts_are_cut_where_waiting_ends),
+        cmocka_unit_test(short_memory_cuts_prompts_sooner),
         cmocka_unit_test(a_prompts_plan_is_its_last_step),
         cmocka_unit_test(short_windows_are_not_fitted),
     };
