@@ -338,9 +338,9 @@ def commvq(printed):
 
 def million_tables(printed):
     rows = []
-    for n, tokens, heads, *us in re.findall(r"^million-4 (\d+)x(\d+)/(\d+) shipped (\S+) scores (\S+) sums (\S+)$", printed["million-tables"], re.MULTILINE):
+    for n, tokens, heads, hd, *us in re.findall(r"^million-4 (\d+)x(\d+)/(\d+)(?:/(\d+))? shipped (\S+) scores (\S+) sums (\S+)$", printed["million-tables"], re.MULTILINE):
         own, scores, sums = map(float, us)
-        rows.append([f"{n} x {int(tokens):,}, {heads} KV heads", *(f"{t:.1f}" for t in (own, scores, sums)), f"{(scores + sums) / own:.2f}"])
+        rows.append([f"{n} x {int(tokens):,}, {heads} KV heads" + (f" of {hd}" if hd else ""), *(f"{t:.1f}" for t in (own, scores, sums)), f"{(scores + sums) / own:.2f}"])
     return ["", "shipped", "scores by tables", "sums by code", "both / shipped"], rows
 
 

@@ -24,7 +24,8 @@ PRINTED = {
     "anchors": "anchors 128 8192 attention 1111.0 scores 1752.0 (1.58) choice 31.0\nanchors 64 8192 attention 746.0 scores 1346.0 (1.80) choice 31.0\n"
     "mat-256 64 step 9.8 when no row moves, 35.1 when all do\n",
     "commvq": "commvq-2 8192 registers 60.0 tables 1800.0 naive 1620.0\n",
-    "million-tables": "million-4 1x8192/8 shipped 20.0 scores 12.0 sums 18.0\nmillion-4 8x32768/32 shipped 600.0 scores 200.5 sums 250.0\n",
+    "million-tables": "million-4 1x8192/8 shipped 20.0 scores 12.0 sums 18.0\nmillion-4 8x32768/32 shipped 600.0 scores 200.5 sums 250.0\n"
+    "million-4 1x8192/32/64 shipped 16.0 scores 6.0 sums 6.0\n",
     "prefill": "H100, PyTorch 2.11, cuDNN 91900; us (TFLOP/s)\nhead_dim  queries   behind                terse                cuDNN                flash  best/terse\n"
     "     128     4096        0         294.1 ( 468.0)        290.4 ( 474.0)        507.2 ( 271.0)        0.99\n"
     "      96      100    32768         100.0 ( 400.0)                    -        507.2 (  99.6)        5.07\n"
@@ -56,7 +57,7 @@ ROWS = {
     "encode": ["|  | f16 | commvq-2 |", "| encode | 29 | 11,020 |", "| decode | 29 | 1,299 |"],
     "weights": ["| vectors | F16 |", "| 1 | 4208 |", "| 8 | 3982 |", "| 16 | 2871 |", "| 32 | 2000 |", "| 64 | 1000 |"],
     "anchors": ["| 64 | 8,192 | 746 | 1,346 | 1.80 | 31 |", "| 128 | 8,192 | 1,111 | 1,752 | 1.58 | 31 |"],
-    "million-tables": ["| 1 x 8,192, 8 KV heads | 20.0 | 12.0 | 18.0 | 1.50 |", "| 8 x 32,768, 32 KV heads | 600.0 | 200.5 | 250.0 | 0.75 |"],
+    "million-tables": ["| 1 x 8,192, 8 KV heads | 20.0 | 12.0 | 18.0 | 1.50 |", "| 8 x 32,768, 32 KV heads | 600.0 | 200.5 | 250.0 | 0.75 |", "| 1 x 8,192, 32 KV heads of 64 | 16.0 | 6.0 | 6.0 | 0.75 |"],
     "commvq": ["| commvq-2, 8,192 tokens | 60.0 | 1,800 | 1,620 | 30.0 | 27.0 |"],
     "steps": ["| 8B | 8 x 8,192 | 800 |  | 600 (0.75) |  |", "| 8B | 1 x 8,192 | 100 |  |  |  |"],
     "small-steps": ["| 0.5B | 1 x 4,096 | 700 |  |  |  |"],

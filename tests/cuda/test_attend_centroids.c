@@ -172,7 +172,7 @@ static void parts(void **unused) {
     finish("parts", worst);
 }
 
-/* With one query head a KV head: pages fewer than warps and more than a chunk has, parts without pages, logits in all their forms. */
+/* With one query head of 128 or 64 channels a KV head: pages fewer than warps and more than a chunk has, parts without pages, logits in all their forms. */
 static void tables(void **unused) {
     static const struct setup forms[] = {
         {.splits = 1},
@@ -183,9 +183,9 @@ static void tables(void **unused) {
         {.splits = 40, .slopes = true, .sinks = true, .cap = 3}};
     double worst = 0;
     (void)unused;
-    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-        struct setup setup = forms[i];
-        setup.key = setup.value = pq(2, 8), setup.head_dim = setup.n_rot = 128, setup.group = 1;
+    for (size_t i = 0; i < 2 * (sizeof forms / sizeof *forms); i++) {
+        struct setup setup = forms[i / 2];
+        setup.key = setup.value = pq(2, 8), setup.head_dim = setup.n_rot = i % 2 ? 64 : 128, setup.group = 1;
         report(&setup, &worst);
     }
     finish("tables", worst);
