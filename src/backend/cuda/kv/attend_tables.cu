@@ -16,7 +16,7 @@ constexpr uint32_t CHUNK_PAGES = 128, PIECE_SLOTS = 5;
 constexpr uint32_t FRONT_WARPS = 3, ROW_WARPS = 3;  /* whose rings lie before the table; that read rows of halves at once */
 constexpr uint32_t CHUNK_STATES = 1 + TABLES_WARPS; /* that of what was merged before, and the warps' */
 constexpr uint32_t WARP_PAGES = (CHUNK_PAGES + TABLES_WARPS - 1) / TABLES_WARPS; /* of a chunk, at most */
-/* So many pages have the bytes of the centroids that a part reads; so many are taken to be read while a CTA begins. */
+/* So many pages have the bytes of the centroids that a part reads at most; so many are taken to be read while a CTA begins. */
 constexpr uint32_t TABLE_PAGES = 16, BEGINNING_PAGES = 8;
 constexpr float WEIGHTS_MOST = 4294967296.0f * (1 - 1.0f / 256); /* the integers' sum, as far as floats know it */
 static_assert(WARP_PAGES <= 32, "a lane has what is to be known of a page");
