@@ -21,7 +21,7 @@
 #define SAMPLE 8192  /* points that the others look at, about */
 #define MOST_ITERATIONS 10000
 #define MOST_CHANNELS 256
-#define SLICES 8
+#define SLICES 32     /* of which threads take one after another */
 #define CHUNK 256     /* points whose numbers lie in a slice's memory at once */
 #define LARGEST 1e15f /* numbers whose squares, summed, are far from overflow */
 #define RIDGE 1e-4    /* of a code's mean weight */
