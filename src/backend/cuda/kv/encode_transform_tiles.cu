@@ -10,8 +10,7 @@
 struct quad_codes {
     uint32_t
         planes[2]; /* nibble, then from bits 8, 16 and 24 on `below`, shift and mask of the code's bits; 0 where there is none */
-    float codes;
-    uint32_t nothing;
+    float codes, zero; /* and of sizes that are tried, as in add_trials */
 };
 
 template <int HD> struct tile_memory {
@@ -19,8 +18,8 @@ template <int HD> struct tile_memory {
     /* By channel: */
     alignas(16) float mean[HD], pre_rope_mean[HD];
     /* By component: `unit` of a product; `reach` as in struct layout_limits of transform_encode.c, infinite where there are no bits; what
-     * brings coefficients of a row of size 1 to between -1/2 and 1/2; how far levels lie apart, and the lowest one. */
-    alignas(16) float unit[HD], reach[HD], inverse[HD], step[HD], lowest[HD];
+     * brings coefficients of a row of size 1 to between -1/2 and 1/2; 2^bits times how far levels lie apart, and the highest one. */
+    alignas(16) float unit[HD], reach[HD], inverse[HD], spread[HD], top[HD];
     struct quad_codes quads[HD / TRANSFORM_QUAD];
     float noise, metric_unit;
     union {
@@ -87,6 +86,7 @@ template <int HD> static __device__ void stage_quad(const struct transform_view 
         codes.planes[k] = planes[k].nibble | below << 8 | (uint32_t)planes[k].shift << 16 | mask << 24;
     }
     codes.codes = (float)(1u << bits) * 0x1.fffffep-1f;
+    codes.zero = 0x1p23f / (float)(1u << bits);
     m.quads[quad] = codes;
 #pragma unroll
     for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
@@ -94,8 +94,8 @@ template <int HD> static __device__ void stage_quad(const struct transform_view 
         const float half_step = scale * size[i];
         m.reach[c] = n ? size[i] * reach : INFINITY;
         m.inverse[c] = half_step > 0 ? 1 / (2 * half_step * (float)(1u << bits)) : 0;
-        m.step[c] = 2 * half_step;
-        m.lowest[c] = half_step * -(float)((1u << bits) - 1);
+        m.spread[c] = 2 * half_step * (float)(1u << bits);
+        m.top[c] = half_step * (float)((1u << bits) - 1);
     }
 }
 
@@ -372,86 +372,131 @@ static __device__ __noinline__ void leave_out_means(const struct encode &e, cons
     }
 }
 
-/* ---- Levels */
+/* ---- Rows at some sizes. Levels lie alike on both sides of 0, so that the errors of a coefficient are those of its absolute value. */
 
-#define CODE_ZERO 0x1p23f /* a code plus this has the code as its lowest bits */
+#define TRIALS_OF_LANE 2 /* sizes of a row whose fits one of its four lanes finds */
+#define TRIAL_SLOTS (4 * TRIALS_OF_LANE)
+static __constant__ float device_row_trial[TRANSFORM_ROW_TRIALS] = TRANSFORM_ROW_TRIAL;
+static_assert(TRANSFORM_ROW_TRIALS <= TRIAL_SLOTS, "four lanes find the fits of all sizes");
 
-/* A quad_steps says how four components are quantized. */
-struct quad_steps {
-    float codes;
-    struct four_numbers inverse, step, lowest;
+/* A trial_sums has sums over the components with bits of a row: of the squares of what levels leave, and of the products of that with the
+ * levels, by size; and of the squares of its coefficients. */
+struct trial_sums {
+    float rest[TRIAL_SLOTS], cross[TRIAL_SLOTS], square;
 };
 
-template <int HD> static __device__ quad_steps levels_at(const struct tile_memory<HD> &m, uint32_t c, float codes) {
-    return {codes, four_at(&m.inverse[c]), four_at(&m.step[c]), four_at(&m.lowest[c])};
+/* Returns the unit of a row that is coded as one of `scale` times its size: the quotient, as a division rounds it. `inverse` is what 1 / scale is
+ * rounded to. */
+static __device__ inline float unit_at(float unit, float scale, float inverse) {
+    const float near = unit * inverse;
+    return fmaf(fmaf(-scale, near, unit), inverse, near);
 }
 
-/* Returns the code of what is x in a row of size 1, plus CODE_ZERO. The middle is rounded up, since `codes` is not quite a power of two. NaN
- * becomes 0. */
-static __device__ inline float code_of(const quad_steps &l, uint32_t j, float x) {
-    return __fmaf_rz(__saturatef(fmaf(x, l.inverse.of[j], 0.5f + 0x1p-23f)), l.codes, CODE_ZERO);
-}
-static __device__ inline float level_of(const quad_steps &l, uint32_t j, float code) {
-    return fmaf(code - CODE_ZERO, l.step.of[j], l.lowest.of[j]);
+/* Adds a component's absolute value to a row's sums. Its levels lie at `top` and below, multiples of spread / 2^bits apart. Adding
+ * `zero`, which is 2^(23 - bits), cuts off what is less than that part of the spread, and `last` is the last such sum that there is. */
+static __device__ inline void add_trials(float x, float inverse, float spread, float top, float zero, float last,
+                                         const float (&units)[TRANSFORM_ROW_TRIALS], struct trial_sums &sums) {
+    const float place = x * inverse;
+    sums.square = fmaf(x, x, sums.square);
+#pragma unroll
+    for (int n = 0; n < TRANSFORM_ROW_TRIALS; n++) {
+        const float below_top = __saturatef(last - __fmaf_rz(place, units[n], zero)), level = fmaf(-spread, below_top, top),
+                    rest = fmaf(x, units[n], -level);
+        sums.rest[n] = fmaf(rest, rest, sums.rest[n]);
+        sums.cross[n] = fmaf(rest, level, sums.cross[n]);
+    }
 }
 
-/* ---- Rows at some sizes */
-
-/* Sums up two rows that are quantized in such units. */
+/* Returns the lane's sums of its row i. */
 template <int HD>
-static __device__ void sum_rows(const struct tile_memory<HD> &m, const tile_numbers<HD> &z, const float (&unit)[2],
-                                struct row_sums (&sums)[2]) {
-    sums[0] = sums[1] = {0, 0, 0};
+static __device__ struct trial_sums sum_trials(const struct tile_memory<HD> &m, const tile_numbers<HD> &z, int i, float unit) {
+    constexpr float trials[TRANSFORM_ROW_TRIALS] = TRANSFORM_ROW_TRIAL;
+    struct trial_sums sums = {};
+    float units[TRANSFORM_ROW_TRIALS];
+#pragma unroll
+    for (int n = 0; n < TRANSFORM_ROW_TRIALS; n++) units[n] = unit_at(unit, trials[n], 1 / trials[n]);
 #pragma unroll
     for (uint32_t k = 0; k < HD / 16; k++) {
-        const struct quad_codes &quad = m.quads[first_of(k) / TRANSFORM_QUAD];
+        const uint32_t c = first_of(k);
+        const struct quad_codes &quad = m.quads[c / TRANSFORM_QUAD];
         if (!quad.planes[0]) continue;
-        const quad_steps l = levels_at(m, first_of(k), quad.codes);
+        const float zero = quad.zero, last = zero + 0.5f - zero * 0x1p-23f;
+        const struct four_numbers inverse = four_at(&m.inverse[c]), spread = four_at(&m.spread[c]), top = four_at(&m.top[c]);
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++)
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++) {
-                const float x = z[i][k][j] * unit[i], level = level_of(l, j, code_of(l, j, x)), rest = x - level;
-                sums[i].rest = fmaf(rest, rest, sums[i].rest);
-                sums[i].cross = fmaf(rest, level, sums[i].cross);
-                sums[i].square = fmaf(level, level, sums[i].square);
-            }
+        for (uint32_t j = 0; j < 4; j++)
+            add_trials(fabsf(i ? z[1][k][j] : z[0][k][j]), inverse.of[j], spread.of[j], top.of[j], zero, last, units, sums);
     }
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) sums[i] = {row_sum(sums[i].rest), row_sum(sums[i].cross), row_sum(sums[i].square)};
+    return sums;
 }
 
-/* Codes each row as one of the size with which it errs least (TRANSFORM_ROW_TRIALS), and finds its gain, but for rows less no mean, which
- * have one. */
+/* Of 2 N sums of a lane and of the lane `mask` from it, leaves the first N, or in the `upper` lane the others, summed up over both. */
+template <int N> static __device__ inline void share_sums(float (&sums)[TRIAL_SLOTS], bool upper, int mask) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float given = upper ? sums[n] : sums[n + N];
+        sums[n] = (upper ? sums[n + N] : sums[n]) + __shfl_xor_sync(~0u, given, mask);
+    }
+}
+
+/* Sums up over the lanes of a token. Each lane has its own sizes' sums then, which come first; returns the first one's number. */
+static __device__ inline int sum_lanes(struct trial_sums &sums) {
+    const bool odd = lane_of_warp() & 1, upper = lane_of_warp() & 2;
+    share_sums<TRIAL_SLOTS / 2>(sums.rest, odd, 1);
+    share_sums<TRIAL_SLOTS / 2>(sums.cross, odd, 1);
+    share_sums<TRIAL_SLOTS / 4>(sums.rest, upper, 2);
+    share_sums<TRIAL_SLOTS / 4>(sums.cross, upper, 2);
+    sums.square = row_sum(sums.square);
+    return (odd ? TRIAL_SLOTS / 2 : 0) + (upper ? TRIAL_SLOTS / 4 : 0);
+}
+
+/* Codes each row as one of the size with which it errs least (TRANSFORM_ROW_TRIALS), the first of these, and finds its gain, but for rows
+ * less no mean, which have one. */
 template <int HD>
 static __device__ void try_sizes(int side, const struct transform_view &view, const struct tile_memory<HD> &m,
                                  const tile_numbers<HD> &z, const float (&square)[2], float (&unit)[2], uint32_t (&gain)[2]) {
-    constexpr float trials[TRANSFORM_ROW_TRIALS] = TRANSFORM_ROW_TRIAL;
-    struct row_fit least[2] = {{INFINITY, TRANSFORM_NO_MEAN_GAINS}, {INFINITY, TRANSFORM_NO_MEAN_GAINS}};
-    float best[2] = {1, 1};
 #pragma unroll 1 /* since instructions are read through a cache, too */
-    for (int n = 0; n < TRANSFORM_ROW_TRIALS; n++) {
-        const float scale = trials[n], units[2] = {unit[0] / scale, unit[1] / scale};
-        struct row_sums sums[2];
-        sum_rows<HD>(m, z, units, sums);
+    for (int i = 0; i < 2; i++) {
+        const float own = i ? unit[1] : unit[0], own_square = i ? square[1] : square[0];
+        struct trial_sums sums = sum_trials<HD>(m, z, i, own);
+        const int first = sum_lanes(sums);
+        float least = INFINITY;
+        uint32_t best = TRANSFORM_NO_MEAN_GAINS; /* 256 times the size's number, and its gain */
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const struct row_fit own = fit_row(side, view, square[i], units[i], sums[i]);
-            if (own.error < least[i].error) least[i] = own, best[i] = scale;
+        for (int n = 0; n < TRIALS_OF_LANE; n++) {
+            const int trial = min(first + n, TRANSFORM_ROW_TRIALS - 1);
+            const float scaled = own / device_row_trial[trial], rest = sums.rest[n], cross = sums.cross[n];
+            const struct row_fit fit =
+                fit_row(side, view, own_square, scaled, {rest, cross, sums.square * (scaled * scaled) - rest - 2 * cross});
+            if (trial == first + n && fit.error < least) least = fit.error, best = (uint32_t)trial << 8 | fit.gain;
         }
-    }
 #pragma unroll
-    for (uint32_t i = 0; i < 2; i++)
-        if (gain[i] == TRANSFORM_NO_MEAN_GAINS) unit[i] = unit[i] / best[i], gain[i] = least[i].gain;
+        for (int mask = 1; mask <= 2; mask *= 2) {
+            const float error = __shfl_xor_sync(~0u, least, mask);
+            const uint32_t other = __shfl_xor_sync(~0u, best, mask);
+            if (error < least || (error == least && other < best)) least = error, best = other;
+        }
+        if ((i ? gain[1] : gain[0]) != TRANSFORM_NO_MEAN_GAINS) continue;
+        const float scaled = own / device_row_trial[best >> 8];
+        if (i)
+            unit[1] = scaled, gain[1] = best & 0xff;
+        else
+            unit[0] = scaled, gain[0] = best & 0xff;
+    }
 }
 
 /* ---- Codes */
 
+/* Returns the code of what is x in a row of size 1, as lowest bits. The middle is rounded up, since `codes` is not quite a power of two. NaN
+ * becomes 0. */
+static __device__ inline uint32_t code_of(float x, float inverse, float codes) {
+    return __float_as_uint(__fmaf_rz(__saturatef(fmaf(x, inverse, 0.5f + 0x1p-23f)), codes, 0x1p23f));
+}
+
 /* Returns a quad's codes of a token, a byte each. */
-static __device__ inline uint32_t quantize(const float (&z)[4], float unit, const quad_steps &l) {
+static __device__ inline uint32_t quantize(const float (&z)[4], float unit, const struct four_numbers &inverse, float codes) {
     uint32_t words[4];
 #pragma unroll
-    for (uint32_t j = 0; j < 4; j++) words[j] = __float_as_uint(code_of(l, j, z[j] * unit));
+    for (uint32_t j = 0; j < 4; j++) words[j] = code_of(z[j] * unit, inverse.of[j], codes);
     return permute(permute(words[0], words[1], 0x0040), permute(words[2], words[3], 0x0040), 0x5410);
 }
 
@@ -476,10 +521,10 @@ static __device__ void write_nibbles(const struct tile &tile, const struct trans
         const uint32_t c = first_of(k);
         const struct quad_codes quad = m.quads[c / TRANSFORM_QUAD];
         if (!quad.planes[0]) continue;
-        const quad_steps levels = levels_at(m, c, quad.codes);
+        const struct four_numbers inverse = four_at(&m.inverse[c]);
         uint32_t codes[2];
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) codes[i] = quantize(z[i][k], unit[i], levels);
+        for (uint32_t i = 0; i < 2; i++) codes[i] = quantize(z[i][k], unit[i], inverse, quad.codes);
         put_plane(quad.planes[0], codes[0], codes[1], nibbles);
         put_plane(quad.planes[1], codes[0], codes[1], nibbles);
     }
