@@ -23,7 +23,7 @@ template <int HD> struct tile_memory {
     struct quad_codes quads[HD / TRANSFORM_QUAD];
     float noise, metric_unit;
     union {
-        uint32_t nibbles[HD / 2][8]; /* of a tile: words of 8 tokens and of those 16 behind them */
+        alignas(16) uint32_t nibbles[HD / 2][8]; /* of a tile: words of 8 tokens and of those 16 behind them */
         struct {
             float weighed[HD], whole[HD];
         } row; /* that may be coded less no mean: times the metric, and its coefficients */
@@ -500,12 +500,21 @@ static __device__ inline uint32_t quantize(const float (&z)[4], float unit, cons
     return permute(permute(words[0], words[1], 0x0040), permute(words[2], words[3], 0x0040), 0x5410);
 }
 
-/* Puts a plane's bits of a quad's codes, of the lane's two tokens, among a tile's nibbles. */
+/* Puts a plane's bits of a quad's codes, of the lane's two tokens, among a tile's nibbles. Shifts go by the lowest 5 bits of what they are
+ * given. */
 static __device__ inline void put_plane(uint32_t plane, uint32_t codes, uint32_t others, uint32_t (*nibbles)[8]) {
     if (!plane) return;
-    const uint32_t below = plane >> 8 & 0xff, shift = plane >> 16 & 0xff, mask = (plane >> 24) * 0x01010101u,
-                   word = (codes >> below & mask) << shift | (others >> below & mask) << (shift + 4);
-    atomicOr(&nibbles[plane & 0xff][lane_of_warp() / 4], word);
+    const uint32_t below = plane >> 8, mask = permute(plane, 0, 0x3333), own = __funnelshift_r(codes, 0, below) & mask,
+                   upper = __funnelshift_r(others, 0, below) & mask;
+    atomicOr(&nibbles[plane & 0xff][lane_of_warp() / 4], __funnelshift_l(0, own | upper << 4, plane >> 16));
+}
+
+/* Returns four words of a tile's nibble as a page has them (nibble_word). */
+static __device__ inline uint4 nibble_words(int side, uint4 words) {
+    if (side == CODEC_KEYS) return words;
+    const uint32_t a = permute(words.x, words.y, 0x5140), b = permute(words.z, words.w, 0x5140),
+                   c = permute(words.x, words.y, 0x7362), d = permute(words.z, words.w, 0x7362);
+    return make_uint4(permute(a, b, 0x5410), permute(a, b, 0x7632), permute(c, d, 0x5410), permute(c, d, 0x7632));
 }
 
 /* Writes a tile's nibbles. */
@@ -513,8 +522,9 @@ template <int HD>
 static __device__ void write_nibbles(const struct tile &tile, const struct transform_view &view, const tile_numbers<HD> &z,
                                      const float (&unit)[2], struct tile_memory<HD> &m) {
     uint32_t(*const nibbles)[8] = m.own[threadIdx.x / 32].nibbles;
-    const uint32_t lane = lane_of_warp(), n = view.layout.nibbles;
-    for (uint32_t i = lane; i < n * 8; i += 32) nibbles[i / 8][i % 8] = 0;
+    uint4 *const fours = (uint4 *)nibbles, *const to = (uint4 *)(tile.job.page + PAGE_TOKENS) + 2 * tile.index;
+    const uint32_t n = 2 * view.layout.nibbles;
+    for (uint32_t i = lane_of_warp(); i < n; i += 32) fours[i] = make_uint4(0, 0, 0, 0);
     __syncwarp();
 #pragma unroll
     for (uint32_t k = 0; k < HD / 16; k++) {
@@ -529,11 +539,8 @@ static __device__ void write_nibbles(const struct tile &tile, const struct trans
         put_plane(quad.planes[1], codes[0], codes[1], nibbles);
     }
     __syncwarp();
-    uint32_t *const to = (uint32_t *)(tile.job.page + PAGE_TOKENS) + 8 * tile.index;
-    for (uint32_t first = 0; first < n; first += 4) {
-        const uint32_t nibble = first + lane / 8, word = nibble_word(tile.job.side, nibbles[min(nibble, n - 1)][lane % 8]);
-        if (nibble < n) to[nibble * (PAGE_TRANSFORM_NIBBLE / 4) + lane % 8] = word;
-    }
+    for (uint32_t i = lane_of_warp(); i < n; i += 32)
+        to[i / 2 * (PAGE_TRANSFORM_NIBBLE / 16) + i % 2] = nibble_words(tile.job.side, fours[i]);
     __syncwarp(); /* before another tile's nibbles come there */
 }
 
