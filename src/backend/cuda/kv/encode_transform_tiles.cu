@@ -264,22 +264,40 @@ template <int HD> static __device__ float cut_off(const struct tile_memory<HD> &
     return sums[0];
 }
 
-/* Returns the unit of the size with which a token's row errs least (TRANSFORM_ROW_SCALES), as far as gains reach. */
+/* A row_scale says how much a row is expected to err, and as which of so many times its size it is coded then. */
+struct row_scale {
+    float error, scale;
+};
+
+/* Finds whether a row errs less at some sizes that it `may` have, as far as gains reach. */
+template <int HD, int N>
+static __device__ void try_scales(const struct transform_view &view, const struct tile_memory<HD> &m, const float (&z)[HD / 16][4],
+                                  float unit, const float (&scales)[N], bool may, struct row_scale &least) {
+    const float most = (view.gain_zero + 255 * view.gain_step) * unit;
+    float cuts[N];
+    find_cut_off(m, z, unit, scales, cuts);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float error = cuts[i] + m.noise * (scales[i] * scales[i]);
+        if (may && scales[i] <= most && error < least.error) least = {error, scales[i]};
+    }
+}
+
+/* Returns the unit of the size with which a token's row errs least (TRANSFORM_ROW_SCALES), as far as gains reach. Few rows may err less at the
+ * larger sizes, by whose noise alone they would err more. */
 template <int HD>
 static __device__ float scaled_unit(const struct transform_view &view, const struct tile_memory<HD> &m,
                                     const float (&z)[HD / 16][4], float unit) {
-    constexpr float scales[TRANSFORM_ROW_SCALES] = TRANSFORM_ROW_SCALE;
-    const float cut = cut_off<HD>(m, z, unit), most = (view.gain_zero + 255 * view.gain_step) * unit;
-    const bool may_err_less = cut > (scales[0] * scales[0] - 1) * m.noise;
-    if (!__any_sync(~0u, may_err_less)) return unit;
-    float least = cut + m.noise, best = 1, cuts[TRANSFORM_ROW_SCALES];
-    find_cut_off(m, z, unit, scales, cuts);
-#pragma unroll
-    for (int i = 0; i < TRANSFORM_ROW_SCALES; i++) {
-        const float error = cuts[i] + m.noise * (scales[i] * scales[i]);
-        if (may_err_less && scales[i] <= most && error < least) least = error, best = scales[i];
-    }
-    return unit / best;
+    constexpr float scales[] = TRANSFORM_ROW_SCALE, small[] = {scales[0], scales[1]}, large[] = {scales[2], scales[3], scales[4]};
+    static_assert(sizeof scales == sizeof small + sizeof large, "these are all sizes");
+    const float cut = cut_off<HD>(m, z, unit);
+    const bool may_be_small = cut > (small[0] * small[0] - 1) * m.noise;
+    struct row_scale least = {cut + m.noise, 1};
+    if (!__any_sync(~0u, may_be_small)) return unit;
+    try_scales(view, m, z, unit, small, may_be_small, least);
+    const bool may_be_large = may_be_small && m.noise * (large[0] * large[0]) < least.error;
+    if (__any_sync(~0u, may_be_large)) try_scales(view, m, z, unit, large, may_be_large, least);
+    return unit / least.scale;
 }
 
 template <int HD> static __device__ float row_square(const float (&z)[HD / 16][4]) {
