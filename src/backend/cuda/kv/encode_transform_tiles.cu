@@ -199,7 +199,6 @@ static __device__ void load_tile(const struct encode &e, const struct tile &tile
         }
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-        const bool has_token = tile.token[i] < tile.job.count;
         struct four_numbers own[blocks];
 #pragma unroll
         for (uint32_t k = 0; k < blocks; k++) own[k] = four_of_halves(rows[i][k]);
@@ -210,9 +209,16 @@ static __device__ void load_tile(const struct encode &e, const struct tile &tile
 #pragma unroll
             for (uint32_t j = 0; j < 4; j++) {
                 if (ROTATION == ROTATE_NOTHING) whole[i] = fmaf(own[k].of[j], own[k].of[j], whole[i]);
-                x[i][k][j] = has_token ? own[k].of[j] - mean.of[j] : 0;
+                x[i][k][j] = own[k].of[j] - mean.of[j];
             }
         }
+        if (tile.job.count == PAGE_TOKENS) continue;
+        asm volatile(""); /* full pages branch over what follows, which else were an instruction for each number */
+#pragma unroll
+        for (uint32_t k = 0; k < blocks; k++)
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++)
+                if (tile.token[i] >= tile.job.count) x[i][k][j] = 0;
     }
 }
 
