@@ -239,12 +239,11 @@ template <int HD> static __device__ void find_coefficients(const struct tile_mem
 
 /* ---- Sizes of rows */
 
-/* Finds what levels cut off of a token's row that is coded as one of so many times its size, for each of some sizes. It is summed in units
- * of coefficients, which takes one operation of four less. */
+/* Finds what levels cut off of a lane's part of a row that is coded as one of so many times its size, for each of some sizes. It is summed in
+ * units of coefficients, which takes one operation of four less. */
 template <int HD, int N>
-static __device__ void find_cut_off(const struct tile_memory<HD> &m, const float (&z)[HD / 16][4], float unit,
-                                    const float (&scales)[N], float (&sums)[N]) {
-    const float size = 1 / unit;
+static __device__ void sum_cut_off(const struct tile_memory<HD> &m, const float (&z)[HD / 16][4], float size,
+                                   const float (&scales)[N], float (&sums)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) sums[i] = 0;
 #pragma unroll
@@ -258,16 +257,18 @@ static __device__ void find_cut_off(const struct tile_memory<HD> &m, const float
                 sums[i] = fmaf(beyond, beyond, sums[i]);
             }
     }
-#pragma unroll
-    for (int i = 0; i < N; i++) sums[i] = row_sum(sums[i]) * (unit * unit);
 }
 
-/* Returns what levels cut off of a row as it is. */
-template <int HD> static __device__ float cut_off(const struct tile_memory<HD> &m, const float (&z)[HD / 16][4], float unit) {
-    constexpr float scales[1] = {1};
-    float sums[1];
-    find_cut_off(m, z, unit, scales, sums);
-    return sums[0];
+/* Finds what levels cut off of both rows as they are. The rows' sums, each a chain of additions, are built side by side. */
+template <int HD>
+static __device__ void find_cut_off(const struct tile_memory<HD> &m, const tile_numbers<HD> &z, const float (&unit)[2],
+                                    float (&cut)[2]) {
+    const float size[2] = {1 / unit[0], 1 / unit[1]};
+    float sums[2][1];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) sum_cut_off<HD, 1>(m, z[i], size[i], {1}, sums[i]);
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) cut[i] = row_sum(sums[i][0]) * (unit[i] * unit[i]);
 }
 
 /* A row_scale says how much a row is expected to err, and as which of so many times its size it is coded then. */
@@ -280,23 +281,22 @@ template <int HD, int N>
 static __device__ void try_scales(const struct transform_view &view, const struct tile_memory<HD> &m, const float (&z)[HD / 16][4],
                                   float unit, const float (&scales)[N], bool may, struct row_scale &least) {
     const float most = (view.gain_zero + 255 * view.gain_step) * unit;
-    float cuts[N];
-    find_cut_off(m, z, unit, scales, cuts);
+    float sums[N];
+    sum_cut_off(m, z, 1 / unit, scales, sums);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const float error = cuts[i] + m.noise * (scales[i] * scales[i]);
+        const float error = row_sum(sums[i]) * (unit * unit) + m.noise * (scales[i] * scales[i]);
         if (may && scales[i] <= most && error < least.error) least = {error, scales[i]};
     }
 }
 
-/* Returns the unit of the size with which a token's row errs least (TRANSFORM_ROW_SCALES), as far as gains reach. Few rows may err less at the
- * larger sizes, by whose noise alone they would err more. */
+/* Returns the unit of the size with which a token's row errs least (TRANSFORM_ROW_SCALES), as far as gains reach; `cut` is what levels
+ * cut off of the row as it is. Few rows may err less at the larger sizes, by whose noise alone they would err more. */
 template <int HD>
 static __device__ float scaled_unit(const struct transform_view &view, const struct tile_memory<HD> &m,
-                                    const float (&z)[HD / 16][4], float unit) {
+                                    const float (&z)[HD / 16][4], float unit, float cut) {
     constexpr float scales[] = TRANSFORM_ROW_SCALE, small[] = {scales[0], scales[1]}, large[] = {scales[2], scales[3], scales[4]};
     static_assert(sizeof scales == sizeof small + sizeof large, "these are all sizes");
-    const float cut = cut_off<HD>(m, z, unit);
     const bool may_be_small = cut > (small[0] * small[0] - 1) * m.noise;
     struct row_scale least = {cut + m.noise, 1};
     if (!__any_sync(~0u, may_be_small)) return unit;
@@ -306,13 +306,17 @@ static __device__ float scaled_unit(const struct transform_view &view, const str
     return unit / least.scale;
 }
 
-template <int HD> static __device__ float row_square(const float (&z)[HD / 16][4]) {
-    float sum = 0;
+/* Finds the squares of both rows' sizes. */
+template <int HD> static __device__ void find_squares(const tile_numbers<HD> &z, float (&square)[2]) {
+    square[0] = square[1] = 0;
 #pragma unroll
     for (uint32_t k = 0; k < HD / 16; k++)
 #pragma unroll
-        for (uint32_t j = 0; j < 4; j++) sum = fmaf(z[k][j], z[k][j], sum);
-    return row_sum(sum);
+        for (uint32_t j = 0; j < 4; j++)
+#pragma unroll
+            for (uint32_t i = 0; i < 2; i++) square[i] = fmaf(z[i][k][j], z[i][k][j], square[i]);
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) square[i] = row_sum(square[i]);
 }
 
 /* ---- Rows of values less no mean */
@@ -326,7 +330,9 @@ static __device__ float expected_error(const struct tile_memory<HD> &m, const fl
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++)
             if (m.reach[first_of(k) + j] == INFINITY) rest = rest + z[k][j] * z[k][j];
-    return (cut_off<HD>(m, z, unit) + m.noise) / (unit * unit) + row_sum(rest);
+    float cut[1];
+    sum_cut_off<HD, 1>(m, z, 1 / unit, {1}, cut);
+    return (row_sum(cut[0]) * (unit * unit) + m.noise) / (unit * unit) + row_sum(rest);
 }
 
 /* Computes the coefficients of a token's row itself, by the whole warp. */
@@ -574,7 +580,7 @@ template <int HD>
 static __device__ void write_tile(const struct encode &e, const struct tile &tile, const struct transform_view &view,
                                   struct tile_memory<HD> &m) {
     tile_numbers<HD> z;
-    float whole[2] = {}, square[2], unit[2];
+    float whole[2] = {}, square[2], unit[2], cut[2];
     bool small[2] = {};
     uint32_t gain[2] = {TRANSFORM_NO_MEAN_GAINS, TRANSFORM_NO_MEAN_GAINS};
     if (tile.job.side == CODEC_VALUES || !e.heads.n_rot)
@@ -585,20 +591,25 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
         load_tile<ROTATE_HALVES>(e, tile, m, z, whole);
     else
         load_tile<ROTATE_SOME>(e, tile, m, z, whole);
-    if (tile.job.side == CODEC_VALUES && view.gain > 0)
+    if (tile.job.side == CODEC_VALUES && view.gain > 0) {
+        float less_mean[2];
+        find_squares<HD>(z, less_mean);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
-            const float own = row_sum(whole[i]), less_mean = row_square<HD>(z[i]);
-            small[i] = tile.token[i] < tile.job.count && TRANSFORM_MUCH_SMALLER * own < less_mean;
+            const float own = row_sum(whole[i]);
+            small[i] = tile.token[i] < tile.job.count && TRANSFORM_MUCH_SMALLER * own < less_mean[i];
         }
+    }
     find_coefficients(m, z);
+    find_squares<HD>(z, square);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-        square[i] = row_square<HD>(z[i]);
         unit[i] = square[i] > 0 ? sqrtf((float)HD / square[i]) : 0;
         if (!isfinite(unit[i])) unit[i] = 0;
-        unit[i] = scaled_unit(view, m, z[i], unit[i]);
     }
+    find_cut_off<HD>(m, z, unit, cut);
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) unit[i] = scaled_unit(view, m, z[i], unit[i], cut[i]);
     if (__any_sync(~0u, small[0] || small[1])) {
         struct coded_tile<HD> coded = {
             {}, {unit[0], unit[1]}, { gain[0], gain[1] }

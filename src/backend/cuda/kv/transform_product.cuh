@@ -52,6 +52,9 @@ static __device__ inline float factor_of(float most) {
     return __uint_as_float((own < 253 ? own : 253) << 23);
 }
 
+/* Returns what is 1 / factor of such a power of two, exactly. */
+static __device__ inline float inverse_of(float factor) { return __uint_as_float((2 * 127 << 23) - __float_as_uint(factor)); }
+
 /* Turns the first `depth` numbers of each token, a multiple of 4, into halves. */
 template <int HD> static __device__ void split_numbers(uint32_t depth, struct page_numbers<HD> &n) {
     constexpr uint32_t most_quads = HD / 4 / TOKEN_PARTS;
@@ -76,7 +79,7 @@ template <int HD> static __device__ void split_numbers(uint32_t depth, struct pa
         if (depth == HD || 4 * quad < depth)
             n.halves[quad][t] = split_four(own[i][0] * factor, own[i][1] * factor, own[i][2] * factor, own[i][3] * factor);
     }
-    if (part == 0) n.unit[t] = 1 / factor;
+    if (part == 0) n.unit[t] = inverse_of(factor);
     __syncthreads();
 }
 

@@ -181,17 +181,21 @@ template <bool OVER_ROWS, int HD>
 static __device__ void multiply_tile(const struct tile_matrix<HD> &matrix, tile_numbers<HD> &x, float (&unit)[2]) {
     constexpr uint32_t blocks = HD / 16;
     uint32_t halves[blocks][4], rests[blocks][4];
+    float most[2] = {};
+#pragma unroll
+    for (uint32_t k = 0; k < blocks; k++)
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+#pragma unroll
+            for (uint32_t i = 0; i < 2; i++) most[i] = fmaxf(most[i], fabsf(x[i][k][j]));
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-        float most = 0;
-#pragma unroll
-        for (uint32_t k = 0; k < blocks; k++)
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++) most = fmaxf(most, fabsf(x[i][k][j]));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        const float factor = factor_of(most);
-        unit[i] = unit[i] * (1 / factor);
+        const float factor = factor_of(most[i]);
+        unit[i] = unit[i] * inverse_of(factor);
 #pragma unroll
         for (uint32_t k = 0; k < blocks; k++) {
             const uint4 own = split_four(x[i][k][0] * factor, x[i][k][1] * factor, x[i][k][2] * factor, x[i][k][3] * factor);
