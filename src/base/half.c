@@ -2,22 +2,6 @@
  * hardware's conversions. */
 #include "base/half.h"
 
-static float float_of_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-float half_to_float(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16;
-    uint32_t exponent = half >> 10 & 0x1f;
-    uint32_t fraction = half & 0x3ff;
-    if (exponent == 31) return float_of_bits(sign | 0x7f800000 | (fraction ? 0x400000 | fraction << 13 : 0));
-    if (exponent) return float_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
-    float magnitude = (float)fraction * 0x1p-24f; /* a subnormal half is a multiple of 2^-24 */
-    return sign ? -magnitude : magnitude;
-}
-
 uint16_t half_from_float(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);

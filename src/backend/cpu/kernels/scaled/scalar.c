@@ -75,21 +75,24 @@ static float key_kivi_2(const void *page, size_t hd, size_t c, size_t t) { retur
 static float value_kivi_4(const void *page, size_t hd, size_t c, size_t t) { return value_kivi(4, page, hd, c, t); }
 static float value_kivi_2(const void *page, size_t hd, size_t c, size_t t) { return value_kivi(2, page, hd, c, t); }
 
+/* Each number of the page is decoded once for all G query heads. */
 static void score_scalar(element_function *key, const float *q, size_t G, size_t hd, const void *page, float *logits) {
-    for (size_t g = 0; g < G; g++) {
-        for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            float sum = 0;
-            for (size_t c = 0; c < hd; c++) sum += q[g * hd + c] * key(page, hd, c, t);
-            logits[g * PAGE_TOKENS + t] = sum;
-        }
+    float k[PAGE_TOKENS];
+    memset(logits, 0, G * PAGE_TOKENS * sizeof *logits);
+    for (size_t c = 0; c < hd; c++) {
+        for (size_t t = 0; t < PAGE_TOKENS; t++) k[t] = key(page, hd, c, t);
+        for (size_t g = 0; g < G; g++)
+            for (size_t t = 0; t < PAGE_TOKENS; t++) logits[g * PAGE_TOKENS + t] += q[g * hd + c] * k[t];
     }
 }
 
 static void accumulate_scalar(element_function *value, const float *weights, size_t G, size_t hd, const void *page, float *acc) {
-    for (size_t g = 0; g < G; g++) {
-        for (size_t c = 0; c < hd; c++) {
+    float v[PAGE_TOKENS];
+    for (size_t c = 0; c < hd; c++) {
+        for (size_t t = 0; t < PAGE_TOKENS; t++) v[t] = value(page, hd, c, t);
+        for (size_t g = 0; g < G; g++) {
             float sum = 0;
-            for (size_t t = 0; t < PAGE_TOKENS; t++) sum += weights[g * PAGE_TOKENS + t] * value(page, hd, c, t);
+            for (size_t t = 0; t < PAGE_TOKENS; t++) sum += weights[g * PAGE_TOKENS + t] * v[t];
             acc[g * hd + c] += sum;
         }
     }

@@ -40,23 +40,27 @@ static void quantize_query_scalar(const struct transform_layout *layout, const f
     }
 }
 
+/* Levels are read once for all G queries. */
 static void score_scalar(const struct transform_layout *layout, const void *codes, const float *gains,
                          const struct transform_query *queries, size_t G, float *logits) {
-    for (size_t m = 0; m < G; m++, logits += PAGE_TOKENS) {
-        const struct transform_query *query = &queries[m];
-        float sums[PAGE_TOKENS] = {0};
-        for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
+    int8_t levels[TRANSFORM_STEP_PLANES][PAGE_TOKENS][TRANSFORM_QUAD];
+    memset(logits, 0, G * PAGE_TOKENS * sizeof *logits);
+    for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
+        const size_t n = layout->planes - first < TRANSFORM_STEP_PLANES ? layout->planes - first : TRANSFORM_STEP_PLANES;
+        for (size_t p = 0; p < n; p++) read_levels(layout, first + p, codes, CODEC_KEYS, levels[p]);
+        for (size_t m = 0; m < G; m++) {
+            const int8_t *weights = queries[m].weights + first * TRANSFORM_QUAD;
             int32_t group[PAGE_TOKENS] = {0};
-            for (size_t p = first; p < first + TRANSFORM_STEP_PLANES && p < layout->planes; p++) {
-                int8_t levels[PAGE_TOKENS][TRANSFORM_QUAD];
-                read_levels(layout, p, codes, CODEC_KEYS, levels);
+            for (size_t p = 0; p < n; p++)
                 for (size_t t = 0; t < PAGE_TOKENS; t++)
-                    for (size_t i = 0; i < TRANSFORM_QUAD; i++) group[t] += query->weights[p * TRANSFORM_QUAD + i] * levels[t][i];
-            }
-            for (size_t t = 0; t < PAGE_TOKENS; t++) sums[t] += query->steps[first / TRANSFORM_STEP_PLANES] * (float)group[t];
+                    for (size_t i = 0; i < TRANSFORM_QUAD; i++) group[t] += weights[p * TRANSFORM_QUAD + i] * levels[p][t][i];
+            for (size_t t = 0; t < PAGE_TOKENS; t++)
+                logits[m * PAGE_TOKENS + t] += queries[m].steps[first / TRANSFORM_STEP_PLANES] * (float)group[t];
         }
-        for (size_t t = 0; t < PAGE_TOKENS; t++) logits[t] = query->offset + gains[t] * sums[t];
     }
+    for (size_t m = 0; m < G; m++)
+        for (size_t t = 0; t < PAGE_TOKENS; t++)
+            logits[m * PAGE_TOKENS + t] = queries[m].offset + gains[t] * logits[m * PAGE_TOKENS + t];
 }
 
 static uint16_t rank_scalar(const struct transform_layout *layout, const void *page, float least, float step,
