@@ -6,6 +6,7 @@
 #include "console.h"
 
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,13 +17,34 @@ enum { LEAST_PASSES = 4, MOST_PASSES = 12 };
 #define HUGE_PAGE ((size_t)2 << 20)
 #define PART ((size_t)64 << 20) /* bytes between two looks for an interrupt */
 
-/* Returns four times the last-level cache, or 256 MiB where the system does not say, but no more than an eighth of the memory. */
+/* Returns the number that begins what the system's file says of the last-level cache of a processor, -1 where there is no such file. */
+static long cache_number(long processor, const char *name) {
+    char path[96];
+    long number = -1;
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%ld/cache/index3/%s", processor, name);
+    FILE *file = fopen(path, "r");
+    if (!file) return -1;
+    if (fscanf(file, "%ld", &number) != 1) number = -1;
+    fclose(file);
+    return number;
+}
+
+/* Returns the bytes of the last-level caches of this machine's processors, 0 where the system does not say. sysconf would say those of the whole
+ * socket, of which a virtual machine may have few. */
+static uint64_t cache_bytes(void) {
+    uint64_t bytes = 0;
+    for (long processor = 0; processor < sysconf(_SC_NPROCESSORS_CONF); processor++) {
+        long kib = cache_number(processor, "size");
+        bool first = cache_number(processor, "shared_cpu_list") == processor; /* of those that share this one */
+        if (first && kib > 0) bytes += (uint64_t)kib << 10;
+    }
+    return bytes;
+}
+
+/* Returns four times the last-level caches, but no less than 256 MiB and no more than an eighth of the memory. */
 static size_t buffer_bytes(void) {
-    uint64_t bytes = 256u << 20;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (cache > 0 && (uint64_t)cache * 4 > bytes) bytes = (uint64_t)cache * 4;
-#endif
+    uint64_t bytes = 256u << 20, caches = cache_bytes();
+    if (caches * 4 > bytes) bytes = caches * 4;
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
     if (pages > 0 && page > 0 && bytes > (uint64_t)pages * (uint64_t)page / 8) bytes = (uint64_t)pages * (uint64_t)page / 8;
     return (size_t)bytes;
