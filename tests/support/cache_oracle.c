@@ -175,13 +175,18 @@ static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t
     rotate(o, q, (double)at, rotated_q);
     for (size_t i = 0; i < n; i++) {
         const float *k = oracle_stored(o, o->k, layer, tokens[i]) + head * hd;
-        for (uint32_t c = 0; c < hd; c++) rotated_k[c] = (double)k[c];
         size_t position = streaming(o) ? at - (n - 1) + i : tokens[i]; /* sinks close up to what follows them */
-        if (unrotated(o)) rotate(o, k, (double)position, rotated_k);
-        if (!unrotated(o) && position != tokens[i]) oracle_rotate_by(o, (double)(position - tokens[i]), rotated_k);
         double product = 0;
+        if (unrotated(o) || position != tokens[i]) {
+            for (uint32_t c = 0; c < hd; c++) rotated_k[c] = (double)k[c];
+            if (unrotated(o)) rotate(o, k, (double)position, rotated_k);
+            if (!unrotated(o)) oracle_rotate_by(o, (double)(position - tokens[i]), rotated_k);
 #pragma omp simd reduction(+ : product)
-        for (uint32_t c = 0; c < hd; c++) product += rotated_q[c] * rotated_k[c];
+            for (uint32_t c = 0; c < hd; c++) product += rotated_q[c] * rotated_k[c];
+        } else {
+#pragma omp simd reduction(+ : product)
+            for (uint32_t c = 0; c < hd; c++) product += rotated_q[c] * (double)k[c];
+        }
         logits[i] = product * (double)o->shape.scale;
         if (o->setup.cap > 0) logits[i] = (double)o->setup.cap * tanh(logits[i] / (double)o->setup.cap);
         if (o->setup.alibi) logits[i] += (double)o->slopes[h] * ((double)i - (double)(n - 1));
