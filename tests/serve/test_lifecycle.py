@@ -157,15 +157,15 @@ class Budget(ServedTest):
 
 class Lowered(ServedTest):
     """Replies whose caches do not fit the budget together at terse-4: their oldest pages are lowered, and none is preempted."""
-    options = ("--parallel", "4", "--kv", "auto", "--kv-budget", "17M", "-c", "8192")
-    fixed = ("--parallel", "4", "--kv", "terse-4", "--kv-budget", "17M", "-c", "8192")
+    options = ("--parallel", "4", "--kv", "auto", "--kv-budget", "15500K", "-c", "8192")
+    fixed = ("--parallel", "4", "--kv", "terse-4", "--kv-budget", "15500K", "-c", "8192")
 
     def write(self, server):
         """Writes four replies at the same time; returns the most tokens that were held at each rate at a time."""
         held, replies = {}, []
 
         def ask(i):
-            replies.append(server.post(CHAT, endless(server, max_tokens=900, seed=i))[2]["usage"]["completion_tokens"])
+            replies.append(server.post(CHAT, endless(server, max_tokens=600, seed=i))[2]["usage"]["completion_tokens"])
 
         threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
         for thread in threads:
@@ -177,7 +177,7 @@ class Lowered(ServedTest):
             time.sleep(0.05)
         for thread in threads:
             thread.join()
-        self.assertEqual(replies, [900] * 4)
+        self.assertEqual(replies, [600] * 4)
         return held
 
     def test_pages_are_lowered_before_replies_are_preempted(self):
