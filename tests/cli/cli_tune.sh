@@ -73,7 +73,7 @@ rm "$kept"
 
 # A budget leaves out what takes more, and it is kept with the pick.
 budget=$(($(value q8_0 bytes) - 1))
-works "${tune[@]}" --budget $budget -o json
+works tune -f "$text" -c 512 --kv terse-1,q8_0 --budget $budget -o json
 grep -q '^without q8_0: it takes [0-9.]* MiB$' "$work/err" || fail "budget: $(cat "$work/err")"
 [ "$(json "$work/out" pick)" = terse-1 ] && [ "$(json "$work/out" positions)" = 510 ] && [ "$(json "$work/out" budget)" = $budget ] || fail "JSON: $(cat "$work/out")"
 [ "$(json "$work/out" rows 0 choice)" = 'over the budget' ] || fail "f16 is not over the budget: $(cat "$work/out")"
@@ -92,7 +92,7 @@ run tune -c 4096 --time 2s
 [ "$status" -eq 1 ] || [ "$status" -eq 0 ] || fail "time: exit $status"
 grep -q '^| f16 ' "$work/out" || fail "time: no table: $(cat "$work/out" "$work/err")"
 rm -f "$kept"
-interrupts tune -c 32768
+interrupts tune -c 8192
 grep -q '^| f16 ' "$work/out" || fail "an interrupt prints nothing of what was measured: $(cat "$work/out" "$work/err")"
 [ ! -e "$kept" ] || fail "a pick is kept after an interrupt"
 

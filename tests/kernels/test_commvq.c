@@ -403,6 +403,7 @@ static void encoding_is_greedy_by_rounds(void **state) {
         size_t g = s->width / 2;
         for (size_t t = 0; t < 61; t += 5) {
             double size = 0, kept = 0, key[MOST_HD];
+            if (leaves_out(t / 5)) continue;
             for (size_t c = 0; c < s->hd; c++) size += pow((double)u.rows[t * s->hd + c] - (double)mean[c], 2);
             double rms = sqrt(size / s->hd), inverse = rms > 0 ? 1 / rms : 0;
             for (size_t k = 0; k < s->hd / s->width; k++) {

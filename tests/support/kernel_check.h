@@ -34,8 +34,8 @@ void *guard_copy(const void *data, size_t bytes, enum guard_side side);
 /* Frees everything that guard_* gave out. */
 void guard_release(void);
 
-/* Returns whether a test leaves out the i-th of its pairs (of a shape with a number of queries): in an emulator, where they take most of a minute, two
- * of three. All the shapes and all the numbers are among the others. */
+/* Returns whether a test leaves out the i-th of its pairs (of a shape with a number of queries) or rows: in an emulator, where they take most of a minute,
+ * two of three. All the shapes and all the numbers are among the others. */
 static inline bool leaves_out(size_t i) { return *TESTS_EMULATOR && i % 3; }
 
 /* ---- Fills --------------------------------------------------------------------------------------------------------------- */
