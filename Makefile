@@ -10,8 +10,8 @@ space = $(empty) $(empty)
 QUESTION = What is the access code for the merry lantern?
 
 configure = cmake -S . -B $(1) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(2) $(if $(CUDA),-DTERSE_CUDA=ON) $(CMAKE_FLAGS) >/dev/null
-# One more than processors: some tests wait for a browser, a server or a progress.
-ctest = ctest --test-dir $(1) --output-on-failure -j $$(($(JOBS) + 1))
+# Two more than processors: some tests wait for a browser, a server, ranks or a progress.
+ctest = ctest --test-dir $(1) --output-on-failure -j $$(($(JOBS) + 2))
 c_files = find include src tools tests bench examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'
 # Threads that wait sleep instead of polling: tests run side by side, and a demonstration may run on a busy machine.
 demo demo-real test test-all test-models sanitize sanitize-fast: export OMP_WAIT_POLICY = passive
