@@ -14,14 +14,16 @@ static void read_codes(const struct pq_codebook *p, const void *page, size_t m, 
 
 static const uint16_t *rows_of(const struct pq_codebook *p, size_t m) { return p->rows + m * centroids(p) * p->width; }
 
+/* Decodes channel i of sub-vector m. */
+static void decode_channel(const struct pq_codebook *p, size_t m, const uint16_t *codes, size_t i, float channel[PAGE_TOKENS]) {
+    for (size_t t = 0; t < PAGE_TOKENS; t++) channel[t] = half_to_float(rows_of(p, m)[codes[t] * p->width + i]);
+}
+
 static void channels_pq_scalar(const struct pq_codebook *p, const void *page, float *channels) {
     for (size_t m = 0; m < p->parts; m++) {
         uint16_t codes[PAGE_TOKENS];
         read_codes(p, page, m, codes);
-        for (size_t i = 0; i < p->width; i++) {
-            float *to = channels + (m * p->width + i) * PAGE_TOKENS;
-            for (size_t t = 0; t < PAGE_TOKENS; t++) to[t] = half_to_float(rows_of(p, m)[codes[t] * p->width + i]);
-        }
+        for (size_t i = 0; i < p->width; i++) decode_channel(p, m, codes, i, channels + (m * p->width + i) * PAGE_TOKENS);
     }
 }
 
@@ -36,17 +38,17 @@ static void rows_pq_scalar(const struct pq_codebook *p, const void *page, float 
     }
 }
 
+/* Each number of the page is decoded once for all G query heads. */
 static void score_pq_scalar(const struct pq_codebook *p, const float *q, size_t G, const void *page, float *logits) {
     for (size_t i = 0; i < G * PAGE_TOKENS; i++) logits[i] = 0;
     for (size_t m = 0; m < p->parts; m++) {
         uint16_t codes[PAGE_TOKENS];
+        float k[PAGE_TOKENS];
         read_codes(p, page, m, codes);
-        for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            const uint16_t *row = rows_of(p, m) + codes[t] * p->width;
-            for (size_t g = 0; g < G; g++) {
-                const float *from = q + (g * p->parts + m) * p->width;
-                for (size_t i = 0; i < p->width; i++) logits[g * PAGE_TOKENS + t] += from[i] * half_to_float(row[i]);
-            }
+        for (size_t i = 0; i < p->width; i++) {
+            decode_channel(p, m, codes, i, k);
+            for (size_t g = 0; g < G; g++)
+                for (size_t t = 0; t < PAGE_TOKENS; t++) logits[g * PAGE_TOKENS + t] += q[(g * p->parts + m) * p->width + i] * k[t];
         }
     }
 }
@@ -54,12 +56,13 @@ static void score_pq_scalar(const struct pq_codebook *p, const float *q, size_t 
 static void accumulate_pq_scalar(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
     for (size_t m = 0; m < p->parts; m++) {
         uint16_t codes[PAGE_TOKENS];
+        float v[PAGE_TOKENS];
         read_codes(p, page, m, codes);
         for (size_t i = 0; i < p->width; i++) {
+            decode_channel(p, m, codes, i, v);
             for (size_t g = 0; g < G; g++) {
                 float sum = 0;
-                for (size_t t = 0; t < PAGE_TOKENS; t++)
-                    sum += weights[g * PAGE_TOKENS + t] * half_to_float(rows_of(p, m)[codes[t] * p->width + i]);
+                for (size_t t = 0; t < PAGE_TOKENS; t++) sum += weights[g * PAGE_TOKENS + t] * v[t];
                 acc[(g * p->parts + m) * p->width + i] += sum;
             }
         }
