@@ -600,9 +600,7 @@ static __device__ void write_tile(const struct encode &e, const struct tile &til
             small[i] = tile.token[i] < tile.job.count && TRANSFORM_MUCH_SMALLER * own < less_mean[i];
         }
     }
-    await_turn(tile);
     find_coefficients(m, z);
-    pass_turn(tile);
     find_squares<HD>(z, square);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
@@ -637,13 +635,10 @@ static __global__ void __launch_bounds__(TILE_THREADS, 1)
     each_tile(
         e, sides, pages, each, [&](const struct transform_view &view) { stage(e, view, m); },
         [&](const struct tile &tile, const struct transform_view &view) {
-            if (tile.job.count) {
+            if (tile.job.count)
                 write_tile(e, tile, view, m);
-                return;
-            }
-            clear_page(e, tile.job, tile.index * 32 + lane_of_warp(), PAGE_TILES * 32);
-            await_turn(tile);
-            pass_turn(tile);
+            else
+                clear_page(e, tile.job, tile.index * 32 + lane_of_warp(), PAGE_TILES * 32);
         });
 }
 

@@ -74,7 +74,6 @@ static __device__ inline void end_staging() {
 struct tile {
     struct page_job job;
     uint32_t index, token[2]; /* which of the page's, the lane's tokens */
-    uint32_t begun;           /* pages that the CTA begins at once with new matrices, this one among them; else 0 */
 };
 
 static __device__ inline uint32_t lane_of_warp() { return threadIdx.x % 32; }
@@ -213,29 +212,6 @@ static __device__ void multiply_tile(const struct tile_matrix<HD> &matrix, tile_
             for (uint32_t j = 0; j < 4; j++) x[i][n][j] = sums[8 * n + j / 2 * 4 + 2 * i + j % 2];
 }
 
-/* ---- Turns. Pages that a CTA begins at once would stay in step: all would multiply at the same time, and then none. So their warpgroups
- * multiply one after another the first time, each while those before it go on, which keeps them apart later. */
-
-#define TURN_THREADS (2 * PAGE_TILES * 32) /* of a page, and of the one before it */
-
-/* A page's warps call this before they multiply, and pass_turn when they have. */
-static __device__ inline void await_turn(const struct tile &tile) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    const uint32_t slot = threadIdx.x / 32 / PAGE_TILES;
-    if (slot && slot < tile.begun) warps_wait((int)slot, TURN_THREADS);
-#else
-    (void)tile;
-#endif
-}
-static __device__ inline void pass_turn(const struct tile &tile) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    const uint32_t next = threadIdx.x / 32 / PAGE_TILES + 1;
-    if (next < tile.begun) warps_arrive((int)next, TURN_THREADS);
-#else
-    (void)tile;
-#endif
-}
-
 /* ---- Tiles of a launch */
 
 /* Returns how many pages from an item's on, at most so many, are of the same transform. */
@@ -257,10 +233,9 @@ static __device__ void each_tile(const struct encode &e, struct encode_sides sid
         const int side = sides.first + (int)(layer / e.n_layers);
         n = pages_alike(&e.items[item], side, min(min(PAGES_TOGETHER, end - p), e.n - item));
         struct tile tile = {
-            rows_of_item(e, layer % e.n_layers, item + min(slot, n - 1), place % e.heads.kv_heads, side), warp % PAGE_TILES, {}, 0};
+            rows_of_item(e, layer % e.n_layers, item + min(slot, n - 1), place % e.heads.kv_heads, side), warp % PAGE_TILES, {}};
         const struct transform_view *const view = &view_of(e, tile.job);
         if (view != staged) {
-            tile.begun = n;
             __syncthreads();
             stage(*view);
             staged = view;
