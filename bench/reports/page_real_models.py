@@ -9,7 +9,7 @@ from quality_measurements import Book, Measurement, Refused, learned, name_of_mo
 from quality_texts import PROSE
 from planted_facts import FACTS
 
-SIZE = (8192, 2)
+SIZE = (8192, 4)
 LONG = 8192  # tokens: questions on longer texts are asked of LONG_MODELS alone, since other contexts end here or processors take too long
 LONG_MODELS = ("qwen2.5",)
 
