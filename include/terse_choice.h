@@ -38,8 +38,9 @@ TERSE_API enum terse_status terse_tuned_save(const struct terse_model *model, co
  * is no size from 1 to 2^60 bytes. */
 TERSE_API bool terse_parse_size(const char *text, uint64_t *bytes);
 
-/* Computes the most bytes that a cache takes on its way to so many tokens, which never shrink with more tokens (TERSE_FIT_TOKENS).
- * Fails as terse_cache_bytes does. */
+/* Computes how many bytes a budget must allow a cache on its way to so many tokens, which never shrink with more tokens
+ * (TERSE_FIT_TOKENS). Where a budget allows more, or none is set, a prompt that brings TERSE_FIT_TOKENS_MOST takes for a moment what
+ * terse_cache_bytes says of as many. Fails as terse_cache_bytes does. */
 TERSE_API enum terse_status terse_cache_peak(const struct terse_model *model, const char *device,
                                              const struct terse_cache_options *options, uint64_t tokens, uint64_t *bytes,
                                              struct terse_error *error);

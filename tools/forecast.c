@@ -128,6 +128,11 @@ static int count_bytes(const struct setup *setup, const struct terse_session_opt
     if (fits_count(setup, &options->cache, f->context, &bytes, &error) != TERSE_OK ||
         terse_cache_peak(setup->model, setup_device(setup), &options->cache, f->context, &f->peak, &error) != TERSE_OK)
         return complain_error(&error);
+    if (f->context >= TERSE_FIT_TOKENS_MOST && !setup->kv_budget) {
+        if (setup_cache_bytes(setup, &options->cache, TERSE_FIT_TOKENS_MOST, &report, &error) != TERSE_OK)
+            return complain_error(&error);
+        if (report.resident > f->peak) f->peak = report.resident;
+    }
     f->cache = bytes.cache;
     f->buffers = bytes.working;
     if (setup_cache_bytes(setup, &half, f->context, &report, &error) != TERSE_OK) return complain_error(&error);

@@ -131,8 +131,7 @@ static void choose_for_latents(struct terse_choice *choice) {
 enum terse_status terse_cache_peak(const struct terse_model *model, const char *device, const struct terse_cache_options *options,
                                    uint64_t tokens, uint64_t *bytes, struct terse_error *error) {
     struct terse_cache_report all, exact;
-    const uint64_t wanted = tokens < TERSE_FIT_TOKENS_MOST ? TERSE_FIT_TOKENS : TERSE_FIT_TOKENS_MOST;
-    const uint64_t fit = tokens < wanted ? tokens : wanted;
+    const uint64_t fit = tokens < TERSE_FIT_TOKENS ? tokens : TERSE_FIT_TOKENS;
     enum terse_status status = terse_cache_bytes(model, device, options, tokens, &all, error);
     if (!status) status = terse_cache_bytes(model, device, options, fit, &exact, error);
     if (!status) *bytes = all.resident > exact.resident ? all.resident : exact.resident;
