@@ -296,8 +296,9 @@ struct terse_cache_options {
     enum terse_anchor_score anchor_score;
 };
 /* terse-N fits itself to TERSE_FIT_TOKENS first tokens of a sequence, and in an exact prefill that brings TERSE_FIT_TOKENS_MOST to
- * these, unless kv_budget has no room for them. Without a codebook it compresses nothing before; with one it waits for them only in a prompt that has as many, and goes by the
- * codebook otherwise. So a cache takes more bytes at these lengths than at somewhat larger ones; terse_cache_peak says what a budget must allow. */
+ * these, unless kv_budget has no room for them. Without a codebook it compresses nothing before; with one it waits for them only in a
+ * prompt that has as many, and goes by the codebook otherwise. So a cache takes more bytes at these lengths than at somewhat larger
+ * ones; terse_cache_peak says what a budget must allow. */
 #define TERSE_FIT_TOKENS 2052
 #define TERSE_FIT_TOKENS_MOST 4036
 TERSE_API struct terse_cache_options terse_cache_options_defaults(void);

@@ -34,9 +34,9 @@ static long cache_number(long processor, const char *name) {
 static uint64_t cache_bytes(void) {
     uint64_t bytes = 0;
     for (long processor = 0; processor < sysconf(_SC_NPROCESSORS_CONF); processor++) {
+        if (cache_number(processor, "shared_cpu_list") != processor) continue; /* others share this one's, which is counted */
         long kib = cache_number(processor, "size");
-        bool first = cache_number(processor, "shared_cpu_list") == processor; /* of those that share this one */
-        if (first && kib > 0) bytes += (uint64_t)kib << 10;
+        if (kib > 0) bytes += (uint64_t)kib << 10;
     }
     return bytes;
 }

@@ -2,7 +2,6 @@
 #include "kv/fitted.h"
 
 #include "base/memory.h"
-#include "base/size.h"
 #include "format/codebook_layouts.h"
 #include "kv/rates.h"
 

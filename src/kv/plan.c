@@ -9,11 +9,15 @@ static size_t count_anchors(const struct method *method, const struct plan *plan
     return method->policy->anchors ? method->policy->anchors(&method->parameters, plan->n, plan->sealed) : 0;
 }
 
+static bool nothing_is_sealed(const struct method *method, const struct extent *extent) {
+    return extent->window_first <= method->parameters.exact;
+}
+
 /* Returns the length at which there are enough tokens to fit to, or 0 where nothing will be fitted: tokens that were sealed by a
  * learned profile stay with it. `prompt` is the length at the end of a prompt that is read; 0: none is. */
 static uint64_t fit_length(const struct method *method, const struct extent *before, uint64_t prompt) {
     const uint64_t exact = method->parameters.exact;
-    const bool open = before->window_first <= exact; /* nothing is sealed */
+    const bool open = nothing_is_sealed(method, before);
     if (!method_fits_transforms(method) || !(method->of_weights || open)) return 0;
     return exact + plan_fit_tokens(open && prompt > exact ? prompt - exact : 0);
 }
@@ -24,7 +28,7 @@ size_t plan_part(const struct method *method, const struct extent *before, size_
 }
 
 size_t plan_shortest_part(const struct method *method, const struct extent *before, size_t n) {
-    const uint64_t least = before->window_first > method->parameters.exact ? 0 : fit_length(method, before, 0);
+    const uint64_t least = nothing_is_sealed(method, before) ? fit_length(method, before, 0) : 0;
     if (!least) return n;
     const size_t shortest = before->length < least ? (size_t)(least - before->length) : PAGE_TOKENS;
     return n < shortest ? n : shortest;

@@ -1,6 +1,7 @@
-/* Caches that are given no profile, only what weights imply: they hold their first tokens in the window until there are FIT_TOKENS, of a prompt
- * that has as many FIT_TOKENS_MOST, then fit transforms to these, once, and share their bits anew; held to double precision. The same bits for any number of threads and however the
- * tokens came; forks, cuts and saved states go by the same; what is fitted is counted. What the emulated GPU has no time for is left to the CPU and a GPU. */
+/* Caches that are given no profile, only what weights imply: they hold their first tokens in the window until there are FIT_TOKENS, of a
+ * prompt that has as many FIT_TOKENS_MOST, then fit transforms to these, once, and share their bits anew; held to double precision. The same bits
+ * for any number of threads and however the tokens came; forks, cuts and saved states go by the same; what is fitted is counted. What the emulated
+ * GPU has no time for is left to the CPU and a GPU. */
 #include "backend/cpu/codec/transform.h"
 #include "base/half.h"
 #include "base/memory.h"

@@ -117,7 +117,7 @@ static void a_learned_profile_serves_what_is_short(void **state) {
     }
 }
 
-/* What decodes one token after another, or reads a prompt by pieces that attend to codes, never waits for more than the least. */
+/* Decoding steps, and pieces of a prompt that attend to codes, never wait for more than the least. */
 static void only_prompts_wait_for_more(void **state) {
     (void)state;
     const struct method method = make_method("terse-2", true);

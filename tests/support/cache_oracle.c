@@ -300,8 +300,8 @@ static double allowed_difference(const struct oracle *o) {
     if (queries_are_bytes(o->method.key.codec) && (o->method.key.codec == &codec_q4_0 ? some : all)) allowed = 3e-2;
     if (all && (o->method.key.codec == &codec_kivi_4 || o->method.key.codec == &codec_kivi_2)) allowed = 4e-2;
     /* Transform's weights and queries are bytes in every tier, weights of any size: 63 of a page are off by up to a 510th of the largest each.
-     * They are times rows' gains, of which one may be twice another of rows of one size. A logit of these random keys, about 5 in size, is off by up to 0.1; by more where they have many levels, and it weighs more where few tokens
-     * are kept. */
+     * They are times rows' gains, of which one may be twice another of rows of one size. A logit of these random keys, about 5 in size, is off by
+     * up to 0.1; by more where they have many levels, and it weighs more where few tokens are kept. */
     if (o->method.value.codec == &codec_transform) allowed = fmax(allowed, 2.5e-2);
     if (o->method.key.codec != &codec_transform) return allowed;
     return o->method.key.rate > 3 || policy_evicts(o->method.policy) ? 0.25 : 0.15;
