@@ -47,7 +47,7 @@ static const struct table_column method_columns[] = {{"kv", "KV", 0},
                                                      {"summary", "what", 0},
                                                      {"bits_per_value", "bits/value", 2},
                                                      {"bytes_per_token", "bytes/token", 1},
-                                                     {"mib_at_context", "MiB at full context", 2},
+                                                     {"mib_at_context", "MiB at that context", 2},
                                                      {"context_in_budget", "context in the budget", 0}};
 #define COLUMNS(table) table, sizeof table / sizeof table[0]
 enum { N_METHOD_COLUMNS = sizeof method_columns / sizeof method_columns[0] };
@@ -178,6 +178,11 @@ static struct terse_cache_options options_of(const struct inspect *f, const char
     return options;
 }
 
+/* Returns the context that is told of: that of -c, or the model's. */
+static uint32_t context_of(const struct inspect *f) {
+    return f->setup.context ? (uint32_t)f->setup.context : f->setup.info.context;
+}
+
 /* Writes a method of the table under a name that --kv accepts: "streaming-N" and "quest-K" are shown for 512 tokens. */
 static void instance_of(const char *pattern, char *name, size_t capacity) {
     size_t length = strlen(pattern);
@@ -188,7 +193,7 @@ static void instance_of(const char *pattern, char *name, size_t capacity) {
 static cJSON *collect_methods(const struct inspect *f) {
     cJSON *rows = cJSON_CreateArray();
     struct terse_method_info method;
-    uint32_t context = f->setup.info.context;
+    const uint32_t context = context_of(f), most = f->setup.allow_longer ? UINT32_MAX : f->setup.info.context;
     for (size_t i = 0; f->setup.model && terse_method_describe(i, &method); i++) {
         char name[64];
         struct terse_cache_report full;
@@ -205,8 +210,8 @@ static cJSON *collect_methods(const struct inspect *f) {
             uint64_t tokens = tokens_in_budget(f, &options);
             if (tokens == MOST_TOKENS)
                 cJSON_AddStringToObject(row, "context_in_budget", "without end");
-            else /* the model was not trained for a longer one */
-                cJSON_AddNumberToObject(row, "context_in_budget", (double)(tokens < context ? tokens : context));
+            else
+                cJSON_AddNumberToObject(row, "context_in_budget", (double)(tokens < most ? tokens : most));
         }
         cJSON_AddItemToArray(rows, row);
     }
@@ -301,7 +306,7 @@ static int print_sections(const struct inspect *f) {
         if (f->list_tensors) status |= table_print(f->tensors, COLUMNS(tensor_columns), TABLE_MARKDOWN);
     }
     if (!f->setup.model) return status;
-    printf("\n## KV cache at %u tokens%s\n\n", f->setup.info.context, f->budget ? ", and tokens that fit the budget" : "");
+    printf("\n## KV cache at %u tokens%s\n\n", context_of(f), f->budget ? ", and tokens that fit the budget" : "");
     return status | table_print(f->methods, method_columns, N_METHOD_COLUMNS - !f->budget, TABLE_MARKDOWN);
 }
 
@@ -407,7 +412,7 @@ static int find_codebook(struct inspect *f, const char *method, const struct ter
 /* Prints whether a prompt fits, by each method. */
 static int print_fits(struct inspect *f) {
     struct terse_method_info method;
-    uint32_t context = f->setup.context ? (uint32_t)f->setup.context : f->setup.info.context;
+    const uint32_t context = context_of(f);
     cJSON *rows = cJSON_CreateArray();
     int status = EXIT_OK;
     bool lacking = false;
@@ -446,6 +451,7 @@ static enum options_result parse(struct inspect *f, int argc, char **argv) {
         {"--tensors", NULL, OPTION_FLAG, &f->list_tensors, 0, 0, "list every tensor"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &f->setup.context, 0, UINT32_MAX,
          "context in tokens that memory and speed are told for; 0: the model's"},
+        {"--allow-longer-context", NULL, OPTION_FLAG, &f->setup.allow_longer, 0, 0, "permit more than the model was trained for"},
         {"--device", "NAME", OPTION_TEXT, &f->setup.device, 0, 0,
          "where the model would be computed, of which memory and speed are told: as of terse run"},
         {"--budget", "SIZE", OPTION_SIZE, &f->budget, 0, 0, "show the context whose KV cache fits SIZE, such as 4G"},
@@ -480,14 +486,13 @@ static bool is_codebook(const struct terse_gguf *gguf) {
 }
 
 static int check_context(const struct inspect *f) {
-    if (f->setup.context <= f->setup.info.context) return EXIT_OK;
-    return complain("-c %" PRId64 ": the model was trained for %u tokens", f->setup.context, f->setup.info.context);
+    if (f->setup.context <= f->setup.info.context || f->setup.allow_longer) return EXIT_OK;
+    return complain("-c %" PRId64 ": the model was trained for %u tokens: use -c %u, or --allow-longer-context", f->setup.context,
+                    f->setup.info.context, f->setup.info.context);
 }
 
 static int make_forecast(struct inspect *f) {
-    uint32_t context = f->setup.info.context;
-    if (check_context(f) != EXIT_OK) return EXIT_FAILED;
-    return forecast_make(&f->setup, f->setup.context ? (uint32_t)f->setup.context : context, f->profile, &f->forecast);
+    return check_context(f) == EXIT_OK ? forecast_make(&f->setup, context_of(f), f->profile, &f->forecast) : EXIT_FAILED;
 }
 
 /* Refuses a device that cannot serve the model: its caches by no method would be told. */
