@@ -15,6 +15,7 @@ MODELS = {
     "smollm2-135m-instruct-q4_1": "SmolLM2-135M-Instruct",
     "qwen2.5-coder-0.5b-instruct-q4_k_m": "Qwen2.5-Coder-0.5B-Instruct",
     "gemma-3-270m-q4_k_m": "Gemma 3 270M",
+    "lab-27m-q8_0": "lab-27m",
     "lab-27m-f16": "lab-27m",
     "lab-27m-sink-f16": "lab-27m-sink",
 }

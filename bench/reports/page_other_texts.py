@@ -80,8 +80,8 @@ it](#how-to-repeat-it) is at the end. `terse-N` has no profile.
 
 {sizes(results, options, SIZE)}
 
-*Prose* is the test split of WikiText, *code* every other file of this project's C sources, *{CHANGING}* 14,000 characters of each by turns, some 3,500 tokens: `terse-N` fits itself to the first 2,052
-tokens, which are prose, and has code to read by that.
+*Prose* is the test split of WikiText, *code* every other file of this project's C sources, *{CHANGING}* 14,000 characters of each by turns, some 3,500 tokens: `terse-N` fits itself to the first 4,036
+tokens of a window, most of which are of one kind, and has the other to read by that.
 """,
     )
     say(parts, "## By text")
