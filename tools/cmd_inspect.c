@@ -491,10 +491,6 @@ static int check_context(const struct inspect *f) {
                     f->setup.info.context, f->setup.info.context);
 }
 
-static int make_forecast(struct inspect *f) {
-    return check_context(f) == EXIT_OK ? forecast_make(&f->setup, context_of(f), f->profile, &f->forecast) : EXIT_FAILED;
-}
-
 /* Refuses a device that cannot serve the model: its caches by no method would be told. */
 static int check_device(const struct inspect *f) {
     const struct terse_cache_options options = terse_cache_options_defaults();
@@ -513,17 +509,19 @@ static int load(struct inspect *f) {
         terse_codebook_load(f->file, &f->codebook, &f->refusal);
     else if (setup_try_load(&f->setup, &f->refusal) == TERSE_OK)
         status = codebooks_find(&f->setup, &f->profile);
+    if (status == EXIT_OK && f->setup.model) status = check_context(f);
     if (status == EXIT_OK && f->setup.model) status = check_device(f);
     if (status == EXIT_OK && f->setup.model) status = rate_choice_make(&f->setup, NULL);
     if (status != EXIT_OK) return status;
     if (f->fits && !f->setup.model) return complain("--fits: %s", f->is_codebook ? "a codebook is no model" : refusal_text(f));
-    if (f->fits) return check_context(f);
+    if (f->fits) return EXIT_OK;
     f->parts = collect_parts(f);
     f->metadata = collect_metadata(f);
     f->types = collect_types(f);
     f->tensors = collect_tensors(f);
     f->methods = collect_methods(f);
-    return f->setup.model && f->format != TABLE_CSV ? make_forecast(f) : EXIT_OK;
+    if (!f->setup.model || f->format == TABLE_CSV) return EXIT_OK;
+    return forecast_make(&f->setup, context_of(f), f->profile, &f->forecast);
 }
 
 int cmd_inspect(int argc, char **argv) {

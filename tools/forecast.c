@@ -128,7 +128,8 @@ static int count_bytes(const struct setup *setup, const struct terse_session_opt
     if (fits_count(setup, &options->cache, f->context, &bytes, &error) != TERSE_OK ||
         terse_cache_peak(setup->model, setup_device(setup), &options->cache, f->context, &f->peak, &error) != TERSE_OK)
         return complain_error(&error);
-    if (f->context >= TERSE_FIT_TOKENS_MOST && !setup->kv_budget) {
+    /* terse_cache_peak says what a budget must allow; without one, such a prompt is fitted to more tokens, which it holds until then. */
+    if (f->context >= TERSE_FIT_TOKENS_MOST) {
         if (setup_cache_bytes(setup, &options->cache, TERSE_FIT_TOKENS_MOST, &report, &error) != TERSE_OK)
             return complain_error(&error);
         if (report.resident > f->peak) f->peak = report.resident;

@@ -56,7 +56,9 @@ bytes=$(json "$work/out" forecast cache_bytes)
 awk -v some="$(json "$work/out" forecast prompt_512_seconds)" -v all="$(json "$work/out" forecast prompt_seconds)" \
     -v first="$(json "$work/out" forecast tokens_per_second)" -v last="$(json "$work/out" forecast tokens_per_second_at_context)" \
     'BEGIN { exit !(some > 0 && all > some && first > 0 && last > 0 && last <= first) }' || fail "forecast: $(json "$work/out" forecast)"
-refuses '-c 40000: the model was trained for 32768 tokens: use -c 32768, or --allow-longer-context' inspect $model -c 40000
+for form in '-o md' '-o json' '-o csv' '--fits 8G'; do
+    refuses '-c 40000: the model was trained for 32768 tokens: use -c 32768, or --allow-longer-context' inspect $model -c 40000 $form
+done
 works inspect $model -o csv -c 40000 --allow-longer-context --budget 600M
 near "$(awk -F, '$1 == "f16" { print $(NF - 1) }' "$work/out")" 468.75 0.001 || fail "f16 with 40000 tokens: $(cat "$work/out")"
 near "$(awk -F, '$1 == "f16" { print $NF }' "$work/out")" 51200 0.01 || fail "f16, tokens in 600 MiB: $(cat "$work/out")"
