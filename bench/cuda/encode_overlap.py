@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Shows that pages are encoded beside decoding steps: a trace of the GPU's streams while tokens are decoded one by one.
 
-    encode_overlap.py -m MODEL.gguf -f TEXT --kv million-4 [--codebook FILE] [-d 8192] [-n 320]
+    encode_overlap.py -m MODEL.gguf -f TEXT --kv million-4 [--codebook FILE] [-d 8192] [-n 320] [-s 1]
 
-The terse Python package runs in this process, so that PyTorch's profiler sees its kernels. It prints, of tokens decoded without the profiler, the median step
-and the slowest, of which there are as many as encodings; then, with the profiler, how many encodings there were, which part of their time kernels of a step
-ran beside them, how long steps and the gaps between them were, and what ran while one page was encoded. Steps and gaps are longer under the profiler.
+The terse Python package runs in this process, so that PyTorch's profiler sees its kernels. It prints, of tokens decoded without the profiler, the mean step,
+the median and the slowest, of which there are as many as steps that fill a page, and the same with pages encoded within the step that seals them (no window);
+then, with the profiler, how many encodings there were, which part of their time kernels of a step ran beside them, how long steps and the gaps between them
+were, and what ran while one page was encoded. Steps and gaps are longer under the profiler. Several sequences are forks of one, whose pages fill at once.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -19,6 +21,7 @@ import time
 import terse
 import torch
 
+PAGE = 64  # tokens
 SHOWN = 14  # kernels of the trace
 
 
@@ -29,7 +32,8 @@ def parse():
     parser.add_argument("--kv", required=True)
     parser.add_argument("--codebook", help="what the method has learned; without it what terse calibrate has kept")
     parser.add_argument("-d", "--depth", type=int, default=8192, help="tokens of the prompt")
-    parser.add_argument("-n", "--tokens", type=int, default=320, help="tokens that are decoded")
+    parser.add_argument("-n", "--tokens", type=int, default=320, help="tokens that are decoded, of each sequence")
+    parser.add_argument("-s", "--sequences", type=int, default=1, help="sequences that are decoded together")
     return parser.parse_args()
 
 
@@ -60,26 +64,43 @@ def covered(begin, end, spans):
     return sum(max(0, min(end, b) - max(begin, a)) for a, b in spans)
 
 
+def make_steps(model, kv, options, tokens):
+    """Reads the prompt, and returns a function that decodes one token after each sequence."""
+    first = model.session(kv=kv, codebook=options.codebook, allow_longer_context=True)
+    first.prefill(tokens[: options.depth])
+    sessions = [first] + [first.fork() for _ in range(options.sequences - 1)]
+    return lambda token: model.step({session: [token] for session in sessions})
+
+
+def seconds_of(step, tokens):
+    """Seconds of each step."""
+    seconds = []
+    for token in tokens:
+        begin = time.perf_counter()
+        step(token)
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
 def decode(options):
-    """Seconds of each token that was decoded without the profiler, and the kernels of as many that were decoded with it."""
+    """Seconds of each step without the profiler, beside which pages were encoded or within which, and the kernels of as many with the profiler."""
     model = terse.Model(options.model, device="cuda")
     with open(options.file, encoding="utf-8") as file:
         tokens = model.tokenize(file.read(16 * (options.depth + 2 * options.tokens)))
     if len(tokens) < options.depth + 2 * options.tokens + 1:
         sys.exit(f"encode_overlap.py: {options.file} has too few tokens: {len(tokens)}")
-    session = model.session(kv=options.kv, codebook=options.codebook, allow_longer_context=True)
-    session.prefill(tokens[: options.depth])
     after = tokens[options.depth : options.depth + 2 * options.tokens + 1]
-    session.decode(after[:1])
-    seconds = []
-    for token in after[1 : options.tokens + 1]:
-        begin = time.perf_counter()
-        session.decode([token])
-        seconds.append(time.perf_counter() - begin)
+    cache = terse.Cache(options.kv)
+    within = make_steps(model, dataclasses.replace(cache, tail_tokens=0), options, tokens)
+    within(after[0])
+    seconds = {"within": seconds_of(within, after[1 : options.tokens + 1])}
+    del within
+    step = make_steps(model, cache, options, tokens)
+    step(after[0])
+    seconds["beside"] = seconds_of(step, after[1 : options.tokens + 1])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for token in after[options.tokens + 1 :]:
-            session.decode([token])
-        session.logits()
+            step(token)
     return seconds, kernels_of(profiler)
 
 
@@ -109,10 +130,17 @@ def main():
     busy = joined((begin, end) for begin, end, *_ in others)
     took = [end - begin for begin, end, *_ in encodings]
     beside = [covered(begin, end, busy) for begin, end, *_ in encodings]
-    print(f"{torch.cuda.get_device_name()}, {os.path.basename(options.model)}, {options.kv}, {options.depth:,} tokens, {options.tokens} decoded")
-    slowest = sorted(seconds)[-len(encodings) :]
-    print(f"without the profiler: {1e6 * statistics.median(seconds):.1f} us a step, the {len(slowest)} slowest {1e6 * statistics.mean(slowest):.1f}")
-    print(f"{len(encodings)} encodings of {statistics.median(took):.1f} us; kernels of steps ran beside them for {100 * sum(beside) / sum(took):.0f} % of their time")
+    shape = f"{options.kv}, {options.sequences} x {options.depth:,} tokens, {options.tokens} decoded of each"
+    print(f"{torch.cuda.get_device_name()}, {os.path.basename(options.model)}, {shape}")
+    for where in ("beside", "within"):
+        times = [1e6 * t for t in seconds[where]]
+        slowest = sorted(times)[-(options.tokens // PAGE) :]
+        print(
+            f"without the profiler, pages encoded {where} steps: {statistics.mean(times):.1f} us a step, median {statistics.median(times):.1f}, "
+            f"the {len(slowest)} slowest {statistics.mean(slowest):.1f}"
+        )
+    share = 100 * sum(beside) / sum(took)
+    print(f"{len(encodings)} encodings of {statistics.median(took):.1f} us; kernels of steps ran beside them for {share:.0f} % of their time")
     steps = steps_of(others, options.tokens)
     during = [any(begin < b and a < end for a, b, *_ in encodings) for begin, end in steps]
     for what, wanted in (("with an encoding beside them", True), ("without", False)):
