@@ -6,7 +6,7 @@
 The terse Python package runs in this process, so that PyTorch's profiler sees its kernels. It prints, of tokens decoded without the profiler, the mean step,
 the median and the slowest, of which there are as many as steps that fill a page, and the same with pages encoded within the step that seals them (no window);
 then, with the profiler, how many encodings there were, which part of their time kernels of a step ran beside them, how long steps and the gaps between them
-were, and what ran while one page was encoded. Steps and gaps are longer under the profiler. Several sequences are forks of one, whose pages fill at once.
+were, and what ran while a page was encoded. Steps and gaps are longer under the profiler. Several sequences are forks of one, whose pages fill at once.
 """
 
 import argparse
@@ -147,9 +147,10 @@ def main():
         times = [end - begin for (begin, end), has in zip(steps, during) if has == wanted]
         if times:
             print(f"{len(times)} steps {what}: {statistics.median(times):.1f} us")
-    print(f"gaps between steps: {statistics.median(gaps_between(steps, others)):.1f} us")
-    begin, end, *_ = sorted(encodings, key=lambda k: k[1] - k[0])[len(encodings) // 2]
-    print("\nWhile one page set was encoded, from its beginning:\n")
+    if steps:
+        print(f"gaps between steps: {statistics.median(gaps_between(steps, others)):.1f} us")
+    begin, end, *_ = max(zip(beside, encodings))[1]
+    print("\nWhile a page set was encoded, that with most beside it, from its beginning:\n")
     shown = [k for k in kernels if k[0] < end and begin < k[1]]
     for a, b, stream, name in shown[:SHOWN]:
         print(f"{a - begin:8.1f} to {b - begin:8.1f} us  stream {stream:<3}  {name}")

@@ -40,7 +40,8 @@
 /* Rounds over all samples follow those on some of the samples; bench/micro/bench_calibrate.c says what more of them would give. */
 #define ROUNDS 4
 #define TOLERANCE 2e-3
-#define FITS_PER_THREAD 4 /* with fewer fits all threads work on one together */
+/* With fewer fits all threads work on one together, unless a backend does most of it: they would wait for that. */
+#define FITS_PER_THREAD 4
 /* A shared fit takes its samples evenly from all layers and KV heads: as many for a centroid as MILLION's, and never fewer than one
  * head has. */
 #define SHARED_PER_CENTROID 256
@@ -485,8 +486,8 @@ static void fit_or_stop(struct fits *f, size_t index) {
 }
 
 static enum terse_status run_fits(struct fits *f, struct terse_error *error) {
-    size_t fits = count_all(f);
-    if (fits >= (size_t)FITS_PER_THREAD * (size_t)omp_get_max_threads()) {
+    const size_t fits = count_all(f), each = f->recipe->ops ? 1 : FITS_PER_THREAD;
+    if (fits >= each * (size_t)omp_get_max_threads()) {
 #pragma omp parallel for schedule(dynamic, 1)
         for (size_t i = 0; i < fits; i++) fit_or_stop(f, i);
     } else {
