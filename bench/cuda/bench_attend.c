@@ -43,9 +43,9 @@
 
 static const struct shape {
     uint32_t sequences, tokens, kv_heads;
-} shapes[] = {{1, 1024, KV_HEADS}, {1, 8192, KV_HEADS},  {1, 32768, KV_HEADS},  {1, 131072, KV_HEADS},
-              {8, 8192, KV_HEADS}, {8, 32768, KV_HEADS}, {8, 131072, KV_HEADS}, {10, 16384, KV_HEADS},
-              {1, 8192, 32},       {1, 32768, 32},       {8, 32768, 32}};
+} shapes[] = {{1, 1024, KV_HEADS},   {1, 8192, KV_HEADS},  {1, 32768, KV_HEADS},  {1, 131072, KV_HEADS},
+              {8, 8192, KV_HEADS},   {8, 32768, KV_HEADS}, {8, 131072, KV_HEADS}, {10, 16384, KV_HEADS},
+              {256, 1024, KV_HEADS}, {1, 8192, 32},        {1, 32768, 32},        {8, 32768, 32}};
 
 static const struct bench_method {
     const char *name;
