@@ -97,6 +97,10 @@ static void sizes_are_those_of_the_form(void **state) {
     assert_int_equal(attend_decode_splits(&HEADS, CODEC_F16, 132, 1, 4096), 132);
     assert_int_equal(attend_decode_splits(&HEADS, CODEC_PQ, 132, 1, 4096), 66);
     assert_int_equal(attend_decode_splits(&HEADS, CODEC_TRANSFORM, 132, 1, 4096), 131);
+    assert_int_equal(attend_decode_splits(&HEADS, CODEC_PQ, 132, 1, 16), 2);
+    assert_int_equal(attend_decode_splits(&HEADS, CODEC_VQ, 132, 1, 16), 1);
+    assert_int_equal(attend_decode_splits(&HEADS, CODEC_GAIN_SHAPE, 132, 1, 16), 1);
+    assert_int_equal(attend_decode_splits(&HEADS, CODEC_GAIN_SHAPE, 132, 1, 17), 3);
 }
 
 int main(void) {

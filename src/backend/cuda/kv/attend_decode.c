@@ -26,7 +26,7 @@ uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys,
                               uint32_t pages) {
     const struct attend_form *form = form_of(keys);
     const uint64_t shares = (uint64_t)n_rows * heads->kv_heads;
-    const uint32_t most = (pages + WARPS - 1) / WARPS; /* as many as keep every warp busy */
+    const uint32_t most = pages <= form->together ? 1 : (pages + WARPS - 1) / WARPS; /* as many as keep every warp busy */
     uint64_t splits = shares ? (uint64_t)form->resident * multiprocessors / shares : 1;
     if (splits > 8) splits -= more_parts(form); /* which are small */
     splits = splits < most ? splits : most;

@@ -64,6 +64,7 @@ static size_t transform_run_words(const struct head_view *heads) {
 
 static const struct attend_form scaled = {.resident = 2};
 static const struct attend_form centroids = {.resident = 1}; /* their tables fill the shared memory */
+static const struct attend_form vectors = {.resident = 1, .together = 16};
 static const struct attend_form transform = {
     .resident = 2, .halves_apart = true, .appends = true, .run_words = transform_run_words};
 
@@ -131,7 +132,7 @@ static const struct cuda_codec vq = {.format = &codec_vq,
                                      .encode = encode_centroids,
                                      .decode = decode_centroids,
                                      .attend = attend_codebooks,
-                                     .form = &centroids,
+                                     .form = &vectors,
                                      .attends = attends_centroids,
                                      .learned_new = centroids_new};
 
@@ -140,7 +141,7 @@ static const struct cuda_codec gain_shape = {.format = &codec_gain_shape,
                                              .encode = encode_centroids,
                                              .decode = decode_centroids,
                                              .attend = attend_codebooks,
-                                             .form = &centroids,
+                                             .form = &vectors,
                                              .attends = attends_centroids,
                                              .learned_new = centroids_new};
 
