@@ -3,6 +3,8 @@
  * that compilers vectorize it without changing the order of a sum. */
 #include "base/eigen.h"
 
+#include "base/wider_vectors.h"
+
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
@@ -10,23 +12,7 @@
 
 #define STEPS_PER_VALUE 60 /* at most; two are usual. More are needed by no matrix of finite numbers */
 
-/* decompose is compiled for AVX2 as well, with all that it calls inside it, and the program chooses when it is loaded. Products and sums are not
- * fused (CMakeLists.txt), so that both give the same bits. It is static, since what is compiled twice would be exported. A sanitizer cannot be called
- * so early. */
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
-#define FOR_WIDER_VECTORS __attribute__((target_clones("avx2", "default")))
-#define WITHIN static inline __attribute__((always_inline))
-#else
-#define FOR_WIDER_VECTORS
-#define WITHIN static
-#endif
-
 size_t symmetric_eigen_scratch(size_t n) { return 3 * n; }
-
-WITHIN void add_multiple(double *restrict y, double factor, const double *restrict x, size_t n) {
-    for (size_t i = 0; i < n; i++) y[i] += factor * x[i];
-}
 
 WITHIN double dot(const double *a, const double *b, size_t n) {
     double sum = 0;

@@ -4,6 +4,7 @@
 #include "base/eigen.h"
 #include "base/inverse.h"
 #include "base/memory.h"
+#include "base/wider_vectors.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -61,7 +62,7 @@ void transform_fit_gains(float *gains, size_t n, float *least, float *most) {
 
 /* Computes row[n], the sum of factors[i] times row i of matrix[n][n]: four rows at a time, n being a multiple of that, so that the sum is
  * read and written once for them. */
-static void combine(const double *restrict factors, const double *restrict matrix, size_t n, double *restrict row) {
+WITHIN void combine(const double *restrict factors, const double *restrict matrix, size_t n, double *restrict row) {
     memset(row, 0, n * sizeof *row);
     for (size_t i = 0; i < n; i += 4) {
         const double *restrict a = matrix + i * n, *restrict b = a + n, *restrict c = b + n, *restrict d = c + n;
@@ -97,22 +98,29 @@ enum terse_status transform_fit(const struct transform_moments *moments, uint32_
     return TERSE_OK;
 }
 
+/* Computes metric[n][n] = a^T a for rows a[n][n]: rounded sums in double precision, over the rows in their order, by a row of sums and one of factors. */
+FOR_WIDER_VECTORS static void square(const double *restrict a, size_t n, double *restrict sums, double *restrict factors,
+                                     float *restrict metric) {
+    for (size_t i = 0; i < n; i++) {
+        for (size_t c = 0; c < n; c++) factors[c] = a[c * n + i];
+        combine(factors, a, n, sums);
+        for (size_t j = 0; j < n; j++) metric[i * n + j] = (float)sums[j];
+    }
+}
+
 enum terse_status transform_metric(const float *basis, uint32_t head_dim, float *metric, struct terse_error *error) {
     const size_t n = head_dim;
-    double *work = memory_array(2 * n * n, sizeof *work);
+    double *work = memory_array(n * n + 2 * n, sizeof *work);
     float *inverse = memory_array(n * n, sizeof *inverse);
     enum terse_status status = TERSE_OK;
-    if (!work || !inverse)
-        status = status_no_memory(error, 2 * n * n * sizeof *work, "a transform");
-    else if (!invert_transposed(basis, n, work, inverse))
+    if (!work || !inverse) {
+        status = status_no_memory(error, (n * n + 2 * n) * sizeof *work, "a transform");
+    } else if (!invert_transposed(basis, n, work, inverse)) {
         status = status_fail(error, TERSE_E_FORMAT,
                              "the basis of a transform is singular: the profile is damaged, make it again with terse calibrate");
-    if (!status) { /* the sum over components of the products of two channels, in double precision */
-        memset(work, 0, n * n * sizeof *work);
-        for (size_t c = 0; c < n; c++)
-            for (size_t i = 0; i < n; i++)
-                for (size_t j = 0; j < n; j++) work[i * n + j] += (double)inverse[c * n + i] * (double)inverse[c * n + j];
-        for (size_t i = 0; i < n * n; i++) metric[i] = (float)work[i];
+    } else {
+        for (size_t i = 0; i < n * n; i++) work[i] = (double)inverse[i];
+        square(work, n, work + n * n, work + n * n + n, metric);
     }
     memory_free(work);
     memory_free(inverse);
