@@ -1,5 +1,6 @@
 /* Has the reference of score and accumulate, one number at a time in the layouts of format/page_layout.h. The other tiers are
  * tested against this file, and this file against double precision. */
+#include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/scaled/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
@@ -76,7 +77,7 @@ static float value_kivi_4(const void *page, size_t hd, size_t c, size_t t) { ret
 static float value_kivi_2(const void *page, size_t hd, size_t c, size_t t) { return value_kivi(2, page, hd, c, t); }
 
 /* Each number of the page is decoded once for all G query heads. */
-static void score_scalar(element_function *key, const float *q, size_t G, size_t hd, const void *page, float *logits) {
+INLINE void score_scalar(element_function *key, const float *q, size_t G, size_t hd, const void *page, float *logits) {
     float k[PAGE_TOKENS];
     memset(logits, 0, G * PAGE_TOKENS * sizeof *logits);
     for (size_t c = 0; c < hd; c++) {
@@ -86,14 +87,18 @@ static void score_scalar(element_function *key, const float *q, size_t G, size_t
     }
 }
 
-static void accumulate_scalar(element_function *value, const float *weights, size_t G, size_t hd, const void *page, float *acc) {
+#define SIDE_BY_SIDE 8 /* sums of heads that grow together, so that none waits for its last product */
+
+INLINE void accumulate_scalar(element_function *value, const float *weights, size_t G, size_t hd, const void *page, float *acc) {
     float v[PAGE_TOKENS];
     for (size_t c = 0; c < hd; c++) {
         for (size_t t = 0; t < PAGE_TOKENS; t++) v[t] = value(page, hd, c, t);
-        for (size_t g = 0; g < G; g++) {
-            float sum = 0;
-            for (size_t t = 0; t < PAGE_TOKENS; t++) sum += weights[g * PAGE_TOKENS + t] * v[t];
-            acc[g * hd + c] += sum;
+        for (size_t g = 0; g < G; g += SIDE_BY_SIDE) {
+            const size_t heads = G - g < SIDE_BY_SIDE ? G - g : SIDE_BY_SIDE;
+            float sums[SIDE_BY_SIDE] = {0};
+            for (size_t t = 0; t < PAGE_TOKENS; t++)
+                for (size_t h = 0; h < heads; h++) sums[h] += weights[(g + h) * PAGE_TOKENS + t] * v[t];
+            for (size_t h = 0; h < heads; h++) acc[(g + h) * hd + c] += sums[h];
         }
     }
 }

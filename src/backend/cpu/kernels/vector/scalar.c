@@ -5,6 +5,7 @@
 #include "format/page_layout.h"
 
 #include <math.h>
+#include <string.h>
 
 static void half_to_float_scalar(const uint16_t *half, float *out, size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = half_to_float(half[i]);
@@ -79,14 +80,12 @@ static float scale_weights_scalar(const float *weights, const float *gains, floa
     return sum;
 }
 
+/* The sums of a row grow side by side, so that none waits for its last product: tests of whole models spend much of their time here. */
 static void multiply_scalar(const float *a, size_t m, size_t k, size_t lda, const float *b, size_t n, size_t ldb, float *out,
                             size_t ldo) {
     for (size_t r = 0; r < m; r++) {
-        for (size_t c = 0; c < n; c++) {
-            float sum = 0;
-            for (size_t i = 0; i < k; i++) sum += a[r * lda + i] * b[i * ldb + c];
-            out[r * ldo + c] = sum;
-        }
+        memset(out + r * ldo, 0, n * sizeof *out);
+        for (size_t i = 0; i < k; i++) axpy_scalar(a[r * lda + i], b + i * ldb, out + r * ldo, n);
     }
 }
 
@@ -98,11 +97,12 @@ static void multiply_i16_scalar(const float *a, size_t m, size_t k, size_t lda, 
                     unit = inverse > 0 ? norm / I16_NORM : norm;
         int32_t integers[I16_DEPTH];
         for (size_t i = 0; i < k; i++) integers[i] = inverse > 0 ? (int32_t)rintf(row[i] * inverse) : 0;
-        for (size_t c = 0; c < n; c++) {
-            const int16_t *strip = b + c / I16_STRIP * I16_STRIP * k;
-            int32_t sum = 0;
-            for (size_t i = 0; i < k; i++) sum += integers[i] * strip[(i / 2 * I16_STRIP + c % I16_STRIP) * 2 + i % 2];
-            out[r * ldo + c] = (float)sum * (unit * scales[c]);
+        for (size_t c = 0; c < n; c += I16_STRIP) {
+            const int16_t *strip = b + c * k;
+            int32_t sums[I16_STRIP] = {0};
+            for (size_t i = 0; i < k; i++)
+                for (size_t j = 0; j < I16_STRIP; j++) sums[j] += integers[i] * strip[(i / 2 * I16_STRIP + j) * 2 + i % 2];
+            for (size_t j = 0; j < I16_STRIP; j++) out[r * ldo + c + j] = (float)sums[j] * (unit * scales[c + j]);
         }
     }
 }
