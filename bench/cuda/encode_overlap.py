@@ -134,7 +134,7 @@ def main():
     print(f"{torch.cuda.get_device_name()}, {os.path.basename(options.model)}, {shape}")
     for where in ("beside", "within"):
         times = [1e6 * t for t in seconds[where]]
-        slowest = sorted(times)[-(options.tokens // PAGE) :]
+        slowest = sorted(times)[-max(options.tokens // PAGE, 1) :]
         print(
             f"without the profiler, pages encoded {where} steps: {statistics.mean(times):.1f} us a step, median {statistics.median(times):.1f}, "
             f"the {len(slowest)} slowest {statistics.mean(slowest):.1f}"

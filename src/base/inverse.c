@@ -6,7 +6,8 @@
 
 #include <math.h>
 
-/* Exchanges row k with the one that has the largest number of column k from row k on. Returns that number. */
+/* Exchanges row k with the one that has the largest number of column k from row k on, and their places in `origin`, which are doubles as the
+ * scratch is. Returns that number. */
 WITHIN double take_pivot(double *work, double *origin, size_t n, size_t k) {
     size_t pivot = k;
     for (size_t r = k + 1; r < n; r++)
@@ -25,8 +26,9 @@ WITHIN double take_pivot(double *work, double *origin, size_t n, size_t k) {
 /* Replaces work[n][n] by its inverse, whose column origin[k] is at k. */
 FOR_WIDER_VECTORS static bool eliminate(double *work, double *origin, size_t n) {
     for (size_t k = 0; k < n; k++) {
-        const double pivot = take_pivot(work, origin, n, k), scale = 1 / pivot;
+        const double pivot = take_pivot(work, origin, n, k);
         if (!(fabs(pivot) > 0)) return false;
+        const double scale = 1 / pivot;
         work[k * n + k] = 1;
         for (size_t c = 0; c < n; c++) work[k * n + c] *= scale;
         for (size_t r = 0; r < n; r++) {

@@ -21,7 +21,7 @@ typedef cudaError_t attend_launch(const struct attend_decode *attend, cudaStream
  * are alike share one. */
 struct attend_form {
     uint32_t resident; /* CTAs that a multiprocessor holds at once */
-    uint32_t together; /* pages, up to which all are read by one: one sequence waits a little longer, and many together much less */
+    uint32_t together; /* so many pages of a row, or fewer, are one part: a row alone then takes longer, and many rows take less */
     bool halves_apart; /* exact rows and the window are read by a CTA of their own, beside those that read pages */
     bool appends;      /* a launch can append the step's rows itself */
     /* Returns the words that the queries of a row and KV head take, prepared for a rope run. NULL: they are prepared in the
