@@ -23,6 +23,7 @@
 
 #include "backend/cuda/kv/attend_centroids.h"
 #include "backend/cuda/kv/attend_ring.cuh"
+#include "backend/cuda/kv/attend_stretches.cuh"
 #include "backend/cuda/launch.cuh"
 
 constexpr uint32_t CENTROID_QUERIES = 4; /* that a launch serves */
@@ -471,21 +472,19 @@ template <int HD, int UNIT, bool TABLES> struct sums_by_unit {
 
 /* ---- The kernel */
 
-/* A CTA's shared memory holds queries and the places of keys' codes, then tables, if they lie there, and rings. Later it holds rows of
- * halves, then each warp's partial states, one of its rows of halves and one of its pages. A CTA that reads
- * several parts keeps the tables, so that all of this takes the place of rings alone, where not all warps may have room for rows at
- * once. */
+/* A CTA's shared memory holds queries and the places of keys' codes, then tables, if they lie there, and rings. When all pages are read,
+ * each warp has a place for rows of halves there instead, and then states: of rows and of stretches for each warp, in the place of rows. A CTA
+ * that reads several parts has the rows' states of some parts at once, behind the rows. */
 template <int HD, int WARPS, class LAYOUT, bool SEVERAL> struct centroid_memory {
     static constexpr int places = ((int)sizeof(centroid_queries<HD, WARPS>) + 15) / 16 * 16;
     static constexpr int queries = (places + LAYOUT::place_words * 128 + 127) / 128 * 128;
-    static constexpr int rings = (int)(LAYOUT::slots * LAYOUT::piece_bytes) * WARPS; /* beside tables */
-    static constexpr int row_bytes = 2 * half_rows<HD>::bytes;                       /* of a warp */
-    static constexpr int rows_at_once = SEVERAL && rings < WARPS * row_bytes ? rings / row_bytes : WARPS;
-    static constexpr int rows = rows_at_once * row_bytes;
-    static constexpr int states = ((int)partials_bytes<HD>(2 * WARPS, CENTROID_QUERIES) + 15) / 16 * 16;
-    static constexpr int after = rows > states ? rows : states; /* pages; that of states in the end for merging */
+    static constexpr int row_bytes = 2 * half_rows<HD>::bytes; /* of a warp */
+    static constexpr int rows = WARPS * row_bytes;
+    static constexpr int parts_at_once = SEVERAL ? 4 : 1;
+    static constexpr int states_at = SEVERAL ? rows : 0;
+    static constexpr int states = ((int)partials_bytes<HD>((SEVERAL ? parts_at_once : 2) * WARPS, CENTROID_QUERIES) + 15) / 16 * 16;
+    static constexpr int after = rows > states_at + states ? rows : states_at + states; /* pages; in the end for merging */
     static_assert(states >= WARPS * 32 * 24, "merging takes no more");
-    static_assert(!SEVERAL || after <= rings, "rows and states take the place of rings");
 };
 
 struct centroid_launch {
@@ -505,8 +504,8 @@ ATTEND_INLINE centroid_side open_side(const struct attend_decode &a, const struc
     return {view.shape, 31u - __clz(view.shape.width / UNIT), table, memory, view.normalized, view.gain_scale, view.mean};
 }
 
-/* A CTA reads one part, unless SEVERAL: then it copies the tables once for all of its parts, and leaves each of them as if it had read no
- * other. */
+/* A CTA reads one part, unless SEVERAL: then it copies the tables once for all of its parts, whose stretches its warps share. It leaves each of
+ * them as if it had read no other. */
 template <int HD, int UNIT, int WARPS, bool TABLES, bool SEVERAL>
 __global__ void __launch_bounds__(WARPS * 32, 1)
     attend_centroids_kernel(const __grid_constant__ struct attend_decode a, struct centroid_launch launch) {
@@ -520,7 +519,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     struct share s;
     if (!share_of(a, SEVERAL ? blockIdx.x * launch.parts : blockIdx.x, blockIdx.y, blockIdx.z, s)) return;
     take_heads(s, launch.first_query, CENTROID_QUERIES);
-    const uint32_t parts = SEVERAL ? min(launch.parts, s.parts - s.part) : 1, row_units = SEVERAL ? row_ranges_of(a, s).units() : 0;
+    const uint32_t parts = SEVERAL ? min(launch.parts, s.parts - s.part) : 1;
 
     const uint32_t tables = uniform(shared_address(rest));
     const centroid_side keys = open_side<HD, UNIT, TABLES>(a, s, 0, tables);
@@ -537,7 +536,14 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     }
     ring.base = tables + (TABLES ? 2 * TABLE_BYTES : 0) + warp * ring.slots * ring.slot_bytes;
     ring.own = TABLES ? place_in_slot(lane / 4, 16 * (lane % 4)) : 16 * lane;
-    ring.start(s, warp, WARPS);
+    const stretch_range stretches = stretches_of<WARPS>(warp, WARPS, parts);
+    uint32_t first_page, end_page;
+    stretch_pages<WARPS>(s, stretches.first, first_page, end_page);
+    if (SEVERAL) {
+        uint32_t begin;
+        stretch_pages<WARPS>(s, stretches.end - 1, begin, end_page);
+    }
+    ring.start(s, first_page, end_page);
     prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window, queries.ups);
     prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
     prepare_places<layout>(keys, reinterpret_cast<uint32_t *>(shared + memory::places));
@@ -559,17 +565,12 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     uint32_t *const rotated = queries.rotated[warp];
     uint32_t run = UINT32_MAX;
     struct page_of_lane of_lane;
-    uint8_t *const free = rest + (SEVERAL ? 2 * TABLE_BYTES : 0); /* when pages are read */
-#pragma unroll 1
-    for (uint32_t left = parts;;) {
-        if (SEVERAL && left > 1) ring.prefetch_next_part(s, warp, WARPS);
-        running<1> of_pages, of_rows;
-        float acc[sums::groups][UNIT][4] = {};
-        /* They are loaded anew for each part: registers are short while a part is merged. */
+    uint32_t page = 0; /* of the warp's */
+    const auto read_stretch = [&](uint32_t end, running<1> &state, float(&acc)[sums::groups][UNIT][4]) {
         query_operands<layout> kept[layout::kept_steps ? layout::kept_steps : 1] = {};
-        clear_running(of_pages);
+        clear_running(state);
 #pragma unroll 1
-        for (uint32_t page = 0; page < ring.n; page++) {
+        for (const uint32_t begin = page; page < end; page++) {
             if (page % 32 == 0) of_lane.load(ring.listed, min(page + lane, ring.n - 1), a.rows[s.row].first);
             const uint32_t from = of_lane.first_of(page);
             const uint64_t live = of_lane.read_of(page, from, s.position);
@@ -579,7 +580,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             if (other_run)
                 rotate_queries<HD>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries.ups, rotated,
                                    means);
-            if (other_run || (SEVERAL && page == 0)) {
+            if (other_run || (SEVERAL && page == begin)) {
 #pragma unroll
                 for (int step = 0; step < layout::kept_steps; step++) {
                     const uint32_t at[layout::step_units] = {layout::unit_of_step(step) * UNIT * 2};
@@ -598,7 +599,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 if (keys.normalized) apply_gains(keys, gains, means, x);
             }
             finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
-            if (weigh(x, of_pages, rise, w)) {
+            if (weigh(x, state, rise, w)) {
                 const float factor = of_row_query(rise[0]);
                 sums::for_each(acc, [&](float &sum, uint32_t) { sum *= factor; });
             }
@@ -609,39 +610,73 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 #pragma unroll
             for (int piece = 0; piece < layout::pieces; piece++) ring.release(page, layout::pieces + piece);
         }
-        wait_copies<0>();
-        finish_running(of_pages);
-        if (values.normalized) { /* sums of values are the mean times the weights' sum and the normalized values' */
-            const float weights = of_row_query(of_pages.sum[0]);
-            sums::for_each(acc,
-                           [&](float &sum, uint32_t channel) { sum = sum * values.gain_scale + weights * values.mean[channel]; });
-        }
-        __syncthreads(); /* rings are no longer read, nor tables, if there is no other part */
-        float acc_of_rows[HD / 16][1][4] = {};
-        clear_running(of_rows);
-        const bool any_rows = !SEVERAL || s.part < row_units; /* for some warp */
-#pragma unroll 1
-        for (uint32_t turn = 0; turn < WARPS && any_rows; turn += memory::rows_at_once) {
-            if (memory::rows_at_once == WARPS || warp - turn < memory::rows_at_once)
-                attend_rows<HD>(a, s, warp * s.parts + s.part, WARPS * s.parts, queries.exact, queries.window, slopes,
-                                shared_address(free) + (warp - turn) * memory::row_bytes, of_rows, acc_of_rows);
-            __syncthreads(); /* rows are no longer read */
-        }
-        finish_running(of_rows);
-        const uint32_t before = any_rows ? WARPS : 0; /* states of rows, before those of pages */
-        const partials<HD> states = partials_at<HD>(free, before + WARPS, s.group);
-        if (any_rows) store_running(states, warp, s.group, of_rows), store_sums(states, warp, s.group, acc_of_rows);
-        store_running(states, before + warp, s.group, of_pages);
-        const uint32_t query = lane / 4 % 4;
-        float *const to = states.sums + ((before + warp) * s.group + query) * HD;
+        finish_running(state);
+    };
+
+    const uint32_t query = lane / 4 % 4; /* of a lane's sums */
+    const auto store_stretch = [&](const partials<HD> &states, uint32_t stretch, const running<1> &state,
+                                   float(&acc)[sums::groups][UNIT][4]) {
+        store_running(states, stretch, s.group, state);
+        float *const to = states.sums + (stretch * s.group + query) * HD;
         if (query < s.group) sums::for_each(acc, [&](float &sum, uint32_t channel) { to[channel] = sum; });
-        __syncthreads();
-        leave_part<HD, WARPS * 32>(a, s, states, before + WARPS);
-        if (!SEVERAL || !--left) break;
-        __syncthreads(); /* states are no longer read */
-        s.part++, ring.start(s, warp, WARPS);
+    };
+    running<1> of_pages;
+    float acc[sums::groups][UNIT][4] = {};
+    partials<HD> states_of_stretches;
+    if constexpr (SEVERAL) {
+        states_of_stretches = stretch_states<HD, WARPS>(a, s);
+#pragma unroll 1
+        for (uint32_t stretch = stretches.first; stretch < stretches.end; stretch++) {
+            uint32_t begin, end;
+            stretch_pages<WARPS>(s, stretch, begin, end);
+            sums::for_each(acc, [&](float &sum, uint32_t) { sum = 0; });
+            read_stretch(end - first_page, of_pages, acc);
+            store_stretch(states_of_stretches, stretch, of_pages, acc);
+        }
+    } else {
+        read_stretch(ring.n, of_pages, acc);
     }
-    arrive<HD, WARPS * 32>(a, s, parts, free);
+    wait_copies<0>();
+    __syncthreads(); /* rings and tables are no longer read, the stretches' states are in memory */
+
+    const uint32_t row_units = SEVERAL ? row_ranges_of(a, s).units() : UINT32_MAX; /* a part alone does not wait to know them */
+#pragma unroll 1
+    for (uint32_t first = 0; first < parts; first += memory::parts_at_once) {
+        const uint32_t count = min(parts - first, (uint32_t)memory::parts_at_once),
+                       with_rows = s.part + first < row_units ? min(row_units - s.part - first, count) : 0;
+        const partials<HD> states = partials_at<HD>(rest + memory::states_at, (SEVERAL ? count : 2) * WARPS, s.group);
+#pragma unroll 1
+        for (uint32_t i = warp; i < with_rows * WARPS; i += WARPS) { /* once, unless SEVERAL */
+            const uint32_t part = i % with_rows, rank = i / with_rows;
+            running<1> of_rows;
+            float acc_of_rows[HD / 16][1][4] = {};
+            clear_running(of_rows);
+            attend_rows<HD>(a, s, rank * s.parts + s.part + first + part, WARPS * s.parts, queries.exact, queries.window, slopes,
+                            shared_address(rest) + warp * memory::row_bytes, of_rows, acc_of_rows);
+            finish_running(of_rows);
+            if (!SEVERAL) __syncthreads(); /* rows are no longer read */
+            store_running(states, part * WARPS + rank, s.group, of_rows);
+            store_sums(states, part * WARPS + rank, s.group, acc_of_rows);
+        }
+        if constexpr (!SEVERAL) {
+            states_of_stretches = states_from(states, WARPS, s.group);
+            store_stretch(states_of_stretches, warp, of_pages, acc);
+        }
+        __syncthreads();
+        struct share from = s;
+        from.part += first;
+        leave_parts<HD, WARPS, WARPS>(a, from, count, states_from(states_of_stretches, first * WARPS, s.group), states, row_units,
+                                      [&](float4 &sums, float weights, uint32_t quad) {
+                                          if (!values.normalized) return;
+                                          const float *const mean = values.mean + 4 * quad;
+                                          const float scale = values.gain_scale;
+                                          sums =
+                                              make_float4(sums.x * scale + weights * mean[0], sums.y * scale + weights * mean[1],
+                                                          sums.z * scale + weights * mean[2], sums.w * scale + weights * mean[3]);
+                                      });
+        if (SEVERAL) __syncthreads(); /* states are no longer read */
+    }
+    arrive<HD, WARPS * 32>(a, s, parts, rest);
 }
 
 /* ---- Launches */
@@ -651,14 +686,16 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 template <int HD, int UNIT, int WARPS, bool TABLES>
 uint32_t fit_centroids(const struct attend_decode *a, struct centroid_launch *launch) {
     using layout = centroid_layout<HD, UNIT, TABLES>;
-    using memory = centroid_memory<HD, WARPS, layout, false>; /* which takes more than that of several parts */
+    using memory = centroid_memory<HD, WARPS, layout, false>;
+    using several = centroid_memory<HD, WARPS, layout, TABLES>;
     constexpr uint32_t before = memory::queries + (TABLES ? 2 * TABLE_BYTES : 0);
     const uint32_t room = (uint32_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     launch->slot_bytes = TABLES ? layout::piece_bytes : ring_slot_bytes(a);
     if (launch->slot_bytes < LOGIT_BYTES) launch->slot_bytes = LOGIT_BYTES;
     launch->slots = before < room ? ring_slots(launch->slot_bytes, WARPS, room - before) : 0;
     if constexpr (TABLES) launch->slots = launch->slots < layout::slots ? 0 : layout::slots;
-    const uint32_t pages = before + launch->slots * WARPS * launch->slot_bytes, after = memory::queries + memory::after;
+    const uint32_t pages = before + launch->slots * WARPS * launch->slot_bytes,
+                   after = memory::queries + (memory::after > several::after ? memory::after : several::after);
     const uint32_t bytes = pages > after ? pages : after;
     return launch->slots && bytes <= room ? bytes : 0;
 }
@@ -666,7 +703,7 @@ uint32_t fit_centroids(const struct attend_decode *a, struct centroid_launch *la
 /* Launches CTAs with so many bytes of shared memory; 0 is refused. */
 template <int HD, int UNIT, int WARPS, bool TABLES>
 cudaError_t launch_centroids(const struct attend_decode *a, struct centroid_launch launch, uint32_t bytes, cudaStream_t stream) {
-    launch.parts = TABLES ? parts_of_ctas_with_tables(a) : 1;
+    launch.parts = TABLES ? parts_of_ctas(a, 1) : 1;
     const auto kernel = TABLES && launch.parts > 1 ? attend_centroids_kernel<HD, UNIT, WARPS, TABLES, TABLES>
                                                    : attend_centroids_kernel<HD, UNIT, WARPS, TABLES, false>;
     if (!bytes) return cudaErrorInvalidConfiguration;

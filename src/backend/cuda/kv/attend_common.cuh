@@ -276,9 +276,9 @@ inline uint32_t parts_of_ctas(const struct attend_decode *a, uint32_t resident, 
     return best;
 }
 
-/* Returns the same for CTAs that begin with tables and have a multiprocessor to themselves: one where a part has many pages. Then tables are
- * little beside them, and a kernel that goes on to other parts reads each page more slowly, since its registers are short: of antkv-2,
- * 8 sequences of 131,072 tokens took 484 us with several parts of 128 pages and 442 with one, 8 of 8,192 took 100 and 116 (H200). */
+/* Returns the same for CTAs that begin with tables, have a multiprocessor to themselves, and merge what their warps have read of each part
+ * before they go on to the next one: one where a part has many pages. Then tables are little beside them, and such a kernel reads each page
+ * more slowly, since its registers are short. */
 inline uint32_t parts_of_ctas_with_tables(const struct attend_decode *a) {
     constexpr uint64_t pages_most = 64, run_pages = ROPE_RUN_TOKENS / PAGE_TOKENS;
     return a->runs * run_pages > pages_most * a->splits ? 1 : parts_of_ctas(a, 1);
@@ -560,6 +560,11 @@ template <int HD> ATTEND_INLINE partials<HD> partials_at(void *memory, uint32_t 
     return {floats, reinterpret_cast<float2 *>(floats + (size_t)n * group * HD)};
 }
 
+/* Returns the states from state i on. */
+template <int HD> ATTEND_INLINE partials<HD> states_from(const partials<HD> &of, uint32_t i, uint32_t group) {
+    return {of.sums + (size_t)i * group * HD, of.max_sum + i * group};
+}
+
 template <int HD> constexpr size_t partials_bytes(uint32_t n, uint32_t group) {
     return (size_t)n * group * (HD + 2) * sizeof(float);
 }
@@ -697,22 +702,26 @@ ATTEND_INLINE float4 merged_states(const partials<HD> &states, unsigned n, uint3
     return sums;
 }
 
-/* Merges, by all threads of a CTA after a __syncthreads, n partial states of a part into one and writes it to memory, or the output, if
- * it is the row's only part. */
+/* Writes the state of the CTA's part, of channels 4 i .. 4 i + 3 of all queries', to memory, or the output, if it is the row's only part. */
+template <int HD>
+ATTEND_INLINE void leave_state(const struct attend_decode &a, const struct share &s, unsigned i, const float4 &sums, float2 state) {
+    const part_memory<HD> parts = part_memory_of<HD>(a, s);
+    const unsigned query = i / (HD / 4), groups = s.group * (HD / 4);
+    if (s.parts == 1) {
+        put_output<HD>(a, s, i, sums, state);
+    } else {
+        __stcg(parts.sums + (size_t)s.part * groups + i, sums);
+        if (i % (HD / 4) == 0) __stcg(parts.max_sum + (size_t)s.part * s.group + query, state);
+    }
+}
+
+/* Merges, by all threads of a CTA after a __syncthreads, n partial states of a part into one and leaves it. */
 template <int HD, int THREADS>
 ATTEND_INLINE void leave_part(const struct attend_decode &a, const struct share &s, const partials<HD> &states, unsigned n) {
-    const part_memory<HD> parts = part_memory_of<HD>(a, s);
-    const unsigned groups = s.group * (HD / 4);
-    for (unsigned i = threadIdx.x; i < groups; i += THREADS) {
-        const unsigned query = i / (HD / 4);
+    for (unsigned i = threadIdx.x; i < s.group * (HD / 4); i += THREADS) {
         float2 state;
         const float4 sums = merged_states<HD>(states, n, s.group, i, state);
-        if (s.parts == 1) {
-            put_output<HD>(a, s, i, sums, state);
-        } else {
-            __stcg(parts.sums + (size_t)s.part * groups + i, sums);
-            if (i % (HD / 4) == 0) __stcg(parts.max_sum + (size_t)s.part * s.group + query, state);
-        }
+        leave_state<HD>(a, s, i, sums, state);
     }
 }
 

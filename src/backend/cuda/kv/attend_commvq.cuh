@@ -279,7 +279,12 @@ __global__ void __launch_bounds__(commvq_threads, 1)
     ring.bytes[0] = a.page_bytes[0], ring.bytes[1] = a.page_bytes[1];
     ring.base = rows.shared + places::bytes + warp * ring.slots * ring.slot_bytes;
     ring.own = 16 * lane;
-    ring.start(s, warp, commvq_warps);
+    const auto start_part = [&] {
+        uint32_t begin, end;
+        warp_pages_of(s, warp, commvq_warps, begin, end);
+        ring.start(s, begin, end);
+    };
+    start_part();
     prepare_powers<HD>(a, s, keys, queries.powers);
     __syncthreads();
     prepare_own<HD>(a, s, keys, queries.powers, queries.pages.own);
@@ -356,7 +361,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
         leave_part<HD, commvq_threads>(a, s, states, before + 1);
         if (!SEVERAL || !--left) break;
         __syncthreads(); /* states are no longer read */
-        s.part++, ring.start(s, warp, commvq_warps);
+        s.part++, start_part();
     }
     arrive<HD, commvq_threads>(a, s, parts, free);
 }

@@ -29,10 +29,8 @@ template <int PIECES, int MOST> struct page_ring {
         return base + (at < slots ? at : at - slots) * slot_bytes;
     }
 
-    /* Asks for the first pages that a warp reads of a part. */
-    ATTEND_INLINE void start(const struct share &s, uint32_t warp, uint32_t warps) {
-        uint32_t begin, end;
-        warp_pages_of(s, warp, warps, begin, end);
+    /* Begins with pages [begin, end) of the list, and asks for the first of them. */
+    ATTEND_INLINE void start(const struct share &s, uint32_t begin, uint32_t end) {
         listed = listed_from(s, begin, 1), n = end - begin;
         oldest = 0;
         for (uint32_t i = 0; i < slots; i++) ask(base + i * slot_bytes, i / (2 * PIECES), i % (2 * PIECES));

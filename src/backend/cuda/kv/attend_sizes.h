@@ -12,6 +12,9 @@ static inline bool attend_head_dim(uint32_t hd) { return hd == 64 || hd == 96 ||
  * states, its maximum and sum of weights; of transforms then the weights of rows that are coded less the mean, and an unused float. */
 #define ATTEND_STATE_FLOATS 4
 
+/* A part has at most so many stretches, whose states lie in memory where CTAs read several parts (attend_stretches.cuh). */
+#define ATTEND_STRETCHES 12
+
 /* Returns how many words of 32 bits a launch of 4 `tiles` queries reads the pages of a run with: for each query (zeros from G on)
  * unit, mean and zero, a logit being gain * unit * (sum of products - zero) + mean; then bytes [tile][plane][column] of 4
  * components each, planes up to a multiple of 4. */

@@ -63,8 +63,8 @@ static size_t transform_run_words(const struct head_view *heads) {
 }
 
 static const struct attend_form scaled = {.resident = 2};
-static const struct attend_form centroids = {.resident = 1}; /* their tables fill the shared memory */
-static const struct attend_form vectors = {.resident = 1, .together = 16};
+static const struct attend_form centroids = {.resident = 1, .in_stretches = true}; /* their tables fill the shared memory */
+static const struct attend_form vectors = {.resident = 1, .together = 16, .in_stretches = true};
 static const struct attend_form transform = {
     .resident = 2, .halves_apart = true, .appends = true, .run_words = transform_run_words};
 

@@ -22,6 +22,7 @@ typedef cudaError_t attend_launch(const struct attend_decode *attend, cudaStream
 struct attend_form {
     uint32_t resident; /* CTAs that a multiprocessor holds at once */
     uint32_t together; /* so many pages of a row, or fewer, are one part: a row alone then takes longer, and many rows take less */
+    bool in_stretches; /* CTAs that read several parts leave states of stretches in memory */
     bool halves_apart; /* exact rows and the window are read by a CTA of their own, beside those that read pages */
     bool appends;      /* a launch can append the step's rows itself */
     /* Returns the words that the queries of a row and KV head take, prepared for a rope run. NULL: they are prepared in the
