@@ -1,5 +1,6 @@
 /* The GPU's table of codecs: every row is whole, and what is chosen by rows is so for every pair of codecs. Needs no GPU. */
 #include "backend/cuda/kv/attend_decode.h"
+#include "backend/cuda/kv/attend_sizes.h"
 #include "backend/cuda/kv/codec.h"
 #include "backend/cuda/kv/encode.h"
 
@@ -89,7 +90,8 @@ static void rows_refuse_what_their_kernels_do_not_read(void **state) {
 static void sizes_are_those_of_the_form(void **state) {
     (void)state;
     assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_Q8_0, 3, 5), 3 * 8 * 5 * (128 + 4));
-    assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_PQ, 3, 5), 3 * 8 * 5 * (128 + 4));
+    assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_PQ, 3, 5), 3 * 8 * 5 * (1 + ATTEND_STRETCHES) * (128 + 4));
+    assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_PQ, 3, 1), 3 * 8 * (128 + 4)); /* no CTA reads several parts */
     assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_TRANSFORM, 3, 5), 3 * 8 * 6 * (128 + 4));
     assert_int_equal(attend_decode_run_words(&HEADS, CODEC_Q8_0, 3, 7), 0);
     assert_int_equal(attend_decode_run_words(&HEADS, CODEC_TRANSFORM, 3, 7),
