@@ -536,12 +536,12 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     }
     ring.base = tables + (TABLES ? 2 * TABLE_BYTES : 0) + warp * ring.slots * ring.slot_bytes;
     ring.own = TABLES ? place_in_slot(lane / 4, 16 * (lane % 4)) : 16 * lane;
-    const stretch_range stretches = stretches_of<WARPS>(warp, WARPS, parts);
+    const uint32_t first_stretch = warp * parts; /* and `parts` of them are the warp's */
     uint32_t first_page, end_page;
-    stretch_pages<WARPS>(s, stretches.first, first_page, end_page);
+    stretch_pages<WARPS>(s, first_stretch, first_page, end_page);
     if (SEVERAL) {
         uint32_t begin;
-        stretch_pages<WARPS>(s, stretches.end - 1, begin, end_page);
+        stretch_pages<WARPS>(s, first_stretch + parts - 1, begin, end_page);
     }
     ring.start(s, first_page, end_page);
     prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window, queries.ups);
@@ -569,6 +569,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     const auto read_stretch = [&](uint32_t end, running<1> &state, float(&acc)[sums::groups][UNIT][4]) {
         query_operands<layout> kept[layout::kept_steps ? layout::kept_steps : 1] = {};
         clear_running(state);
+        sums::for_each(acc, [&](float &sum, uint32_t) { sum = 0; });
 #pragma unroll 1
         for (const uint32_t begin = page; page < end; page++) {
             if (page % 32 == 0) of_lane.load(ring.listed, min(page + lane, ring.n - 1), a.rows[s.row].first);
@@ -626,10 +627,9 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     if constexpr (SEVERAL) {
         states_of_stretches = stretch_states<HD, WARPS>(a, s);
 #pragma unroll 1
-        for (uint32_t stretch = stretches.first; stretch < stretches.end; stretch++) {
+        for (uint32_t stretch = first_stretch; stretch < first_stretch + parts; stretch++) {
             uint32_t begin, end;
             stretch_pages<WARPS>(s, stretch, begin, end);
-            sums::for_each(acc, [&](float &sum, uint32_t) { sum = 0; });
             read_stretch(end - first_page, of_pages, acc);
             store_stretch(states_of_stretches, stretch, of_pages, acc);
         }
@@ -665,15 +665,14 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         __syncthreads();
         struct share from = s;
         from.part += first;
-        leave_parts<HD, WARPS, WARPS>(a, from, count, states_from(states_of_stretches, first * WARPS, s.group), states, row_units,
-                                      [&](float4 &sums, float weights, uint32_t quad) {
-                                          if (!values.normalized) return;
-                                          const float *const mean = values.mean + 4 * quad;
-                                          const float scale = values.gain_scale;
-                                          sums =
-                                              make_float4(sums.x * scale + weights * mean[0], sums.y * scale + weights * mean[1],
-                                                          sums.z * scale + weights * mean[2], sums.w * scale + weights * mean[3]);
-                                      });
+        leave_parts<HD, WARPS>(a, from, count, states_from(states_of_stretches, first * WARPS, s.group), states, row_units,
+                               [&](float4 &sums, float weights, uint32_t quad) {
+                                   if (!values.normalized) return;
+                                   const float *const mean = values.mean + 4 * quad;
+                                   const float scale = values.gain_scale;
+                                   sums = make_float4(sums.x * scale + weights * mean[0], sums.y * scale + weights * mean[1],
+                                                      sums.z * scale + weights * mean[2], sums.w * scale + weights * mean[3]);
+                               });
         if (SEVERAL) __syncthreads(); /* states are no longer read */
     }
     arrive<HD, WARPS * 32>(a, s, parts, rest);

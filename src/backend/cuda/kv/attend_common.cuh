@@ -276,14 +276,6 @@ inline uint32_t parts_of_ctas(const struct attend_decode *a, uint32_t resident, 
     return best;
 }
 
-/* Returns the same for CTAs that begin with tables, have a multiprocessor to themselves, and merge what their warps have read of each part
- * before they go on to the next one: one where a part has many pages. Then tables are little beside them, and such a kernel reads each page
- * more slowly, since its registers are short. */
-inline uint32_t parts_of_ctas_with_tables(const struct attend_decode *a) {
-    constexpr uint64_t pages_most = 64, run_pages = ROPE_RUN_TOKENS / PAGE_TOKENS;
-    return a->runs * run_pages > pages_most * a->splits ? 1 : parts_of_ctas(a, 1);
-}
-
 /* A warp's pages are entries first, first + step, ... of a list. Entry i of the list that heads share is page set i, whose address
  * is therefore asked for beside the entry and not after it; a list of a head's own waits once more for each 32 pages. */
 struct listed_pages {

@@ -368,6 +368,13 @@ __global__ void __launch_bounds__(commvq_threads, 1)
 
 /* ---- Launches */
 
+/* Returns how many parts a CTA with tables reads: one where a part has many pages. Then tables are little beside them, and a kernel that goes
+ * on to other parts reads each page more slowly, since its registers are short. */
+inline uint32_t parts_of_commvq_ctas(const struct attend_decode *a) {
+    constexpr uint64_t pages_most = 64, run_pages = ROPE_RUN_TOKENS / PAGE_TOKENS;
+    return a->runs * run_pages > pages_most * a->splits ? 1 : parts_of_ctas(a, 1);
+}
+
 template <int HD, int CODES, bool TABLES>
 cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch launch, uint32_t room, cudaStream_t stream) {
     using memory = commvq_memory<HD, CODES, false>;
@@ -377,7 +384,7 @@ cudaError_t launch_tables(const struct attend_decode *a, struct commvq_launch la
     launch.slots = ring_slots(launch.slot_bytes, commvq_warps, room - memory::queries - before);
     const uint32_t rings = launch.slots * commvq_warps * launch.slot_bytes;
     uint32_t bytes = several::queries + before + (rings > several::after ? rings : several::after);
-    launch.parts = TABLES && bytes <= room ? parts_of_ctas_with_tables(a) : 1;
+    launch.parts = TABLES && bytes <= room ? parts_of_commvq_ctas(a) : 1;
     if (launch.parts == 1) bytes = memory::queries + (before + rings > memory::after ? before + rings : memory::after);
     const auto kernel = TABLES && launch.parts > 1 ? attend_commvq_kernel<HD, CODES, TABLES, TABLES>
                                                    : attend_commvq_kernel<HD, CODES, TABLES, false>;
