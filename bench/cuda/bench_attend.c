@@ -394,6 +394,7 @@ static void measure(const struct model *model, const struct positions *positions
         rows[i] = (struct query_row_view){.sequence = i,
                                           .position = pages * PAGE_TOKENS + WINDOW - 1,
                                           .splits = splits,
+                                          .first_part = i * splits,
                                           .tokens_read = choice.tokens_read,
                                           .runs_read = choice.runs_read};
     void *chosen = model->percent > 0 ? device(selection_bytes(&heads, n, pages), NULL) : NULL;
@@ -407,6 +408,7 @@ static void measure(const struct model *model, const struct positions *positions
     }
     struct attend_decode attend = {
         .heads = heads, .codec = {model->codec[0], model->codec[1]}, .n_rows = n, .splits = splits, .lists_written = chosen};
+    attend.multiprocessors = (uint32_t)device_multiprocessors();
     attend.multiprocessor_parts = attend_decode_multiprocessor_parts(&heads, (uint32_t)device_multiprocessors(), n * splits);
     attend.places = device(sizeof model->places, model->places);
     for (int side = 0; side < 2; side++) attend.learned[side] = model->learned[side], attend.centroid[side] = model->centroid[side];

@@ -123,9 +123,10 @@ static void make_attention(struct layer &l) {
     a.places = l.step.places, a.run_step = 1, a.sequences = make_sequences(l);
     a.runs = (l.shape.tokens + ROPE_RUN_TOKENS - 1) / ROPE_RUN_TOKENS;
     a.n_rows = n, a.splits = attend_decode_splits(&a.heads, CODEC_PQ, sm, 1, l.pages);
-    a.multiprocessor_parts = attend_decode_multiprocessor_parts(&a.heads, sm, n * a.splits);
+    a.multiprocessors = sm, a.multiprocessor_parts = attend_decode_multiprocessor_parts(&a.heads, sm, n * a.splits);
     std::vector<struct query_row_view> rows(n);
-    for (uint32_t i = 0; i < n; i++) rows[i].sequence = i, rows[i].position = l.shape.tokens, rows[i].splits = a.splits;
+    for (uint32_t i = 0; i < n; i++)
+        rows[i].sequence = i, rows[i].position = l.shape.tokens, rows[i].splits = a.splits, rows[i].first_part = i * a.splits;
     a.rows = sent(rows), a.q = a.q_exact = l.step.q;
     a.out = sent(std::vector<float>(l.q.size()));
     a.parts = sent(std::vector<float>(attend_decode_part_floats(&a.heads, CODEC_PQ, n, a.splits)));

@@ -87,21 +87,21 @@ MILLION_SHAPE = "1x32768/32"
 SEALED = ["q4_0", "terse-2", "million-4"]
 PAPERS = [  # the model and options of terse bench, in the order of the papers
     ("8b.gguf", "-p 131072 -n 0 -r 1 --kv f16,antkv-1"),
-    *(("8b.gguf", f"-p 0 -n 16 -r 2 -d 1024 -np {n} --kv f16,antkv-1") for n in (1, 32, 128, 256)),
-    *(("8b.gguf", f"-p 0 -n 16 -r 2 -d 1024 -np {n} --kv antkv-1") for n in (512, 1024)),
+    *(("8b.gguf", f"-p 0 -n 64 -r 2 -d 1024 -np {n} --kv f16,antkv-1") for n in (1, 32, 128, 256)),  # 64: each sequence fills a page
+    *(("8b.gguf", f"-p 0 -n 64 -r 1 -d 1024 -np {n} --kv antkv-1") for n in (512, 1024)),
     ("8b.gguf", "-p 0 -n 32 -r 1 -d 840000 --kv antkv-1,antkv-0.375"),
     ("7b.gguf", "-p 0 -n 32 -r 3 -d 1024,2048,4096,8192,16384,32768 --kv f16,kivi-4,million-4"),
     ("7b.gguf", "-p 0 -n 64 -r 2 -d 50000 --kv f16,streaming-256,mat-256,streaming-512,mat-512"),
     ("8b.gguf", "-p 0 -n 32 -r 1 -d 120000 --kv f16,commvq-2,commvq-1"),
-    ("8b.gguf", "-p 0 -n 16 -r 1 -d 32768 -np 8 --kv f16,commvq-1"),
-    ("8b.gguf", "-p 0 -n 16 -r 1 -d 32768 -np 128 --kv commvq-1"),
+    ("8b.gguf", "-p 0 -n 64 -r 1 -d 32768 -np 8 --kv f16,commvq-1"),
+    ("8b.gguf", "-p 0 -n 64 -r 1 -d 32768 -np 128 --kv commvq-1"),
 ]
 SECOND_TOKEN = [  # a prompt, and a step behind it
     *(("8b.gguf", f"-p {n} -n 0 -r 2 --kv f16,selfindex-2") for n in (8192, 16384, 32768, 65536)),
     ("8b.gguf", "-p 0 -n 32 -r 2 -d 8192,16384,32768,65536 --kv f16,selfindex-2"),
     ("8b.gguf", "-p 0 -n 32 -r 2 -d 16384 -np 10 --kv f16,selfindex-2"),
 ]
-BATCHES = [("8b-8-layers.gguf", f"-p 0 -n 32 -r 2 -d 32768 -np {n} --kv f16,million-4,antkv-2,antkv-1,commvq-1,selfindex-2") for n in (1, 8, 32)]
+BATCHES = [("8b-8-layers.gguf", f"-p 0 -n 64 -r 2 -d 32768 -np {n} --kv f16,million-4,antkv-2,antkv-1,commvq-1,selfindex-2") for n in (1, 8, 32)]
 LARGEST = [  # a GPU of 80 GB has room for 73 GiB of KV caches beside the weights
     ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 500 --kv f16 --kv-budget 73G"),
     ("8b.gguf", "-p 0 -n 4 -r 1 -d 1024 -np 1600 --kv antkv-1 --kv-budget 73G"),

@@ -315,6 +315,7 @@ static inline double check_attention(struct attend_sample *sample) {
           *first = allocated(n * sizeof *q), slopes[64], sinks[LAYERS * 64];
     struct query_row_view rows[SEQUENCES];
     struct attend_decode *attend = &sample->attend;
+    uint32_t parts = 0; /* of all sequences */
     make_places(sample);
     for (uint32_t i = 0; i < SEQUENCES; i++) {
         const struct sequence *s = &sample->sequences[i];
@@ -323,7 +324,8 @@ static inline double check_attention(struct attend_sample *sample) {
         make_pages(sample, i);
         make_lists(sample, i);
         make_halves(sample, i);
-        rows[i] = (struct query_row_view){.sequence = i, .position = position_of(s), .splits = s->splits};
+        rows[i] = (struct query_row_view){.sequence = i, .position = position_of(s), .splits = s->splits, .first_part = parts};
+        parts += s->splits;
         attend->splits = s->splits > attend->splits ? s->splits : attend->splits;
         positions = position_of(s) > positions ? position_of(s) : positions;
     }
@@ -341,6 +343,7 @@ static inline double check_attention(struct attend_sample *sample) {
                                        .slopes = sample->slopes ? take(sample, slopes, sizeof slopes) : NULL,
                                        .sinks = sample->sinks ? take(sample, sinks, sizeof sinks) : NULL,
                                        .cap = sample->cap};
+    attend->multiprocessors = (1 + attend->splits % 2) * sample->kv_heads; /* so that warps go from one sequence to the next, too */
     attend->layer = LAYER, attend->n_rows = SEQUENCES, attend->runs = positions / ROPE_RUN_TOKENS + 1, attend->run_step = 1;
     for (int side = 0; side < 2; side++) attend->codec[side] = sample->codec[side]->id;
     size_t part_floats = attend_decode_part_floats(&attend->heads, attend->codec[0], SEQUENCES, attend->splits);

@@ -86,12 +86,14 @@ static void rows_refuse_what_their_kernels_do_not_read(void **state) {
     assert_false(attend_decode_supports(&heads, (enum codec_id[2]){CODEC_F16, CODEC_F16}, NULL));
 }
 
-/* A split's partial state is a sum and four numbers; of the transform four numbers for each of hd / 2 planes, and one partial state more. */
+/* A split has a partial state of a sum and four numbers, and centroids as many for each of its stretches; the transform has one partial state
+ * more. */
 static void sizes_are_those_of_the_form(void **state) {
     (void)state;
     assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_Q8_0, 3, 5), 3 * 8 * 5 * (128 + 4));
     assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_PQ, 3, 5), 3 * 8 * 5 * (1 + ATTEND_STRETCHES) * (128 + 4));
-    assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_PQ, 3, 1), 3 * 8 * (128 + 4)); /* no CTA reads several parts */
+    assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_PQ, 3, 1), 3 * 8 * (1 + ATTEND_STRETCHES) * (128 + 4));
+    assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_PQ, 1, 1), 8 * (128 + 4)); /* no CTA reads several parts */
     assert_int_equal(attend_decode_part_floats(&HEADS, CODEC_TRANSFORM, 3, 5), 3 * 8 * 6 * (128 + 4));
     assert_int_equal(attend_decode_run_words(&HEADS, CODEC_Q8_0, 3, 7), 0);
     assert_int_equal(attend_decode_run_words(&HEADS, CODEC_TRANSFORM, 3, 7),

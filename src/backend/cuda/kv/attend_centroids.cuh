@@ -165,10 +165,44 @@ ATTEND_INLINE unit_words<UNIT> look_up(const centroid_side &side, const octet_co
 /* The queries of a warp are halves [query % 2][HD / 2][query / 2][2]: the pairs of channels of two queries side by side, which are
  * rows g and g + 8 of a product. */
 template <int HD, int WARPS> struct centroid_queries {
-    query_fragments<HD, 1> window, exact;               /* for rows of halves */
-    float ups[8];                                       /* queries times it have their largest channel in [1, 2) */
-    uint32_t rotated[WARPS][CENTROID_QUERIES * HD / 2]; /* each warp's, to the run that it reads */
+    query_fragments<HD, 1> window, exact; /* for rows of halves */
+    struct of_warp {
+        uint32_t rotated[CENTROID_QUERIES * HD / 2]; /* to the run that the warp reads */
+        float ups[8];                                /* queries times it have their largest channel in [1, 2) */
+        /* These are of warps that read stretches of several parts: row, part, the row's parts and pages, and the list. */
+        uint4 reads, list[KEPT_LIST_BYTES / 16];
+    } warp[WARPS];
+    cta_parts parts; /* that the CTA reads, of several */
 };
+
+/* Computes, by a warp, `ups` and the factors of logits of its columns' queries as prepare_queries does. */
+template <int HD>
+ATTEND_INLINE void scale_queries(const struct attend_decode &a, const struct share &s, float *ups, float (&factor)[2]) {
+    const float *const q = a.q + queries_at<HD>(a, s);
+    float largest[CENTROID_QUERIES];
+#pragma unroll
+    for (uint32_t query = 0; query < CENTROID_QUERIES; query++) {
+        largest[query] = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < (HD + 63) / 64; i++) {
+            const uint32_t c = 2 * (lane_id() + 32 * i), own = query * HD + (c < HD ? c : 0); /* a number twice does no harm */
+            const float2 x = query < s.group ? __ldcg(reinterpret_cast<const float2 *>(q + own)) : make_float2(0, 0);
+            largest[query] = fmaxf(largest[query], fmaxf(fabsf(x.x), fabsf(x.y)));
+        }
+    }
+    __syncwarp(); /* `ups` of the row before are read */
+#pragma unroll
+    for (uint32_t query = 0; query < CENTROID_QUERIES; query++) {
+        for (int o = 16; o; o /= 2) largest[query] = fmaxf(largest[query], __shfl_xor_sync(ALL_LANES, largest[query], o));
+        const power_of_two power = power_of(largest[query]);
+        if (lane_id() == 0) ups[query] = power.up;
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            if ((2 * lane_id() + c) % CENTROID_QUERIES == query)
+                factor[c] = query < s.group ? power.down * a.heads.scale * LOG2_E : 0;
+    }
+    __syncwarp();
+}
 
 /* Returns channels c and c + 1 of a query, rotated back by `angles` (NULL: as they are). */
 ATTEND_INLINE float2 rotated_pair(const float *q, const struct head_view &heads, const float *angles, uint32_t c) {
@@ -220,9 +254,9 @@ ATTEND_INLINE void rotate_queries(const struct attend_decode &a, const struct sh
         float mean = 0;
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) {
-            const uint32_t c = 2 * (lane + 32 * i);
-            if (c >= HD) continue;
-            to[query % 2 * HD + c + query / 2] = pack_halves(x[query][i].x, x[query][i].y);
+            const uint32_t own = 2 * (lane + 32 * i),
+                           c = own < HD ? own : 0; /* no lane leaves: shuffles follow; its numbers are zeros */
+            if (own < HD) to[query % 2 * HD + c + query / 2] = pack_halves(x[query][i].x, x[query][i].y);
             if (keys.normalized) mean += x[query][i].x * keys.mean[c] + x[query][i].y * keys.mean[c + 1];
         }
         if (keys.normalized)
@@ -490,7 +524,6 @@ template <int HD, int WARPS, class LAYOUT, bool SEVERAL> struct centroid_memory 
 struct centroid_launch {
     uint32_t first_query;
     uint32_t slots, slot_bytes; /* of rings */
-    uint32_t parts;             /* that a CTA reads of a row and KV head, as far as the row has them */
 };
 
 template <int HD, int UNIT, bool TABLES>
@@ -504,8 +537,8 @@ ATTEND_INLINE centroid_side open_side(const struct attend_decode &a, const struc
     return {view.shape, 31u - __clz(view.shape.width / UNIT), table, memory, view.normalized, view.gain_scale, view.mean};
 }
 
-/* A CTA reads one part, unless SEVERAL: then it copies the tables once for all of its parts, whose stretches its warps share. It leaves each of
- * them as if it had read no other. */
+/* A CTA reads one part, unless SEVERAL: then it copies the tables once for all of its parts, of as many rows as have them, whose stretches its
+ * warps share. It leaves each of them as if it had read no other. */
 template <int HD, int UNIT, int WARPS, bool TABLES, bool SEVERAL>
 __global__ void __launch_bounds__(WARPS * 32, 1)
     attend_centroids_kernel(const __grid_constant__ struct attend_decode a, struct centroid_launch launch) {
@@ -515,17 +548,25 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     extern __shared__ __align__(128) uint8_t shared[];
     auto &queries = *reinterpret_cast<centroid_queries<HD, WARPS> *>(shared);
     uint8_t *const rest = shared + memory::queries;
-    const unsigned warp = threadIdx.x / 32, lane = lane_id();
+    const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
     struct share s;
-    if (!share_of(a, SEVERAL ? blockIdx.x * launch.parts : blockIdx.x, blockIdx.y, blockIdx.z, s)) return;
+    cta_parts own = {};
+    if constexpr (SEVERAL) {
+        own = parts_of_cta(a, blockIdx.x, gridDim.x);
+        if (!own.count()) return;
+        own.of_row(a, own.first, blockIdx.y, row_of_part(a, own.first), s);
+        if (threadIdx.x == 0) queries.parts = own;
+    } else if (!share_of(a, blockIdx.x, blockIdx.y, blockIdx.z, s)) {
+        return;
+    }
     take_heads(s, launch.first_query, CENTROID_QUERIES);
-    const uint32_t parts = SEVERAL ? min(launch.parts, s.parts - s.part) : 1;
 
     const uint32_t tables = uniform(shared_address(rest));
     const centroid_side keys = open_side<HD, UNIT, TABLES>(a, s, 0, tables);
     const centroid_side values = open_side<HD, UNIT, TABLES>(a, s, 1, tables + TABLE_BYTES);
     commit_copies();
-    page_ring<layout::pieces, layout::piece_bytes> ring;
+    page_ring<layout::pieces, layout::piece_bytes, SEVERAL> ring;
+    if constexpr (SEVERAL) ring.listed.at = shared_address(queries.warp[warp].list);
     ring.slots = TABLES ? layout::slots : launch.slots, ring.slot_bytes = launch.slot_bytes;
     ring.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
 #pragma unroll
@@ -536,16 +577,21 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     }
     ring.base = tables + (TABLES ? 2 * TABLE_BYTES : 0) + warp * ring.slots * ring.slot_bytes;
     ring.own = TABLES ? place_in_slot(lane / 4, 16 * (lane % 4)) : 16 * lane;
-    const uint32_t first_stretch = warp * parts; /* and `parts` of them are the warp's */
-    uint32_t first_page, end_page;
-    stretch_pages<WARPS>(s, first_stretch, first_page, end_page);
-    if (SEVERAL) {
-        uint32_t begin;
-        stretch_pages<WARPS>(s, first_stretch + parts - 1, begin, end_page);
+    const auto start_ring = [&](const struct share &of, uint32_t first_stretch, uint32_t last_stretch) {
+        uint32_t begin, end, last;
+        stretch_pages<WARPS>(of, first_stretch, begin, end);
+        if (SEVERAL) stretch_pages<WARPS>(of, last_stretch, last, end);
+        ring.start(of, begin, end);
+    };
+    const auto prepare = [&]() {
+        prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window,
+                                      SEVERAL ? nullptr : queries.warp[0].ups);
+        prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
+    };
+    if constexpr (!SEVERAL) {
+        start_ring(s, warp, warp);
+        prepare();
     }
-    ring.start(s, first_page, end_page);
-    prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries.window, queries.ups);
-    prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries.exact);
     prepare_places<layout>(keys, reinterpret_cast<uint32_t *>(shared + memory::places));
     const uint32_t places = shared_address(shared + memory::places);
     if (TABLES) wait_copies<0>();
@@ -557,13 +603,24 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         const uint32_t query = (2 * lane + c) % CENTROID_QUERIES;
-        factor[0][c] = queries.window.factor[query];
+        if (!SEVERAL) factor[0][c] = queries.window.factor[query];
         slopes.of[0][c] = slopes.any && query < s.group ? LOG2_E * a.heads.slopes[s.first_head + query] : 0;
     }
 
     const bool in_runs = a.run_angles && a.heads.n_rot;
-    uint32_t *const rotated = queries.rotated[warp];
-    uint32_t run = UINT32_MAX;
+    auto &of_warp = queries.warp[warp];
+    float *const ups = SEVERAL ? of_warp.ups : queries.warp[0].ups;
+    /* Returns what the warp reads, as far as it is to be known for each stretch. Of several parts it does not stay in registers while pages
+     * are read, which have need of all. */
+    const auto share_read = [&]() {
+        struct share now = s;
+        if (SEVERAL) {
+            const uint4 kept = load_shared_quad(shared_address(&of_warp.reads));
+            now.row = uniform(kept.x), now.part = uniform(kept.y), now.parts = uniform(kept.z), now.n_pages = uniform(kept.w);
+        }
+        return now;
+    };
+    uint32_t run = UINT32_MAX, position = s.position;
     struct page_of_lane of_lane;
     uint32_t page = 0; /* of the warp's */
     const auto read_stretch = [&](uint32_t end, running<1> &state, float(&acc)[sums::groups][UNIT][4]) {
@@ -572,20 +629,20 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         sums::for_each(acc, [&](float &sum, uint32_t) { sum = 0; });
 #pragma unroll 1
         for (const uint32_t begin = page; page < end; page++) {
-            if (page % 32 == 0) of_lane.load(ring.listed, min(page + lane, ring.n - 1), a.rows[s.row].first);
+            if (page % 32 == 0) of_lane.load(ring.listed.get(), min(page + lane, ring.n - 1), a.rows[share_read().row].first);
             const uint32_t from = of_lane.first_of(page);
-            const uint64_t live = of_lane.read_of(page, from, s.position);
+            const uint64_t live = of_lane.read_of(page, from, position);
             const uint32_t own_run = in_runs ? from / ROPE_RUN_TOKENS : 0;
             const bool other_run = own_run != run;
             run = own_run;
             if (other_run)
-                rotate_queries<HD>(a, s, in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, queries.ups, rotated,
-                                   means);
+                rotate_queries<HD>(a, share_read(), in_runs ? a.run_angles + (size_t)run * a.heads.n_rot : nullptr, keys, ups,
+                                   of_warp.rotated, means);
             if (other_run || (SEVERAL && page == begin)) {
 #pragma unroll
                 for (int step = 0; step < layout::kept_steps; step++) {
                     const uint32_t at[layout::step_units] = {layout::unit_of_step(step) * UNIT * 2};
-                    load_operands<HD>(shared_address(rotated), at, kept[step]);
+                    load_operands<HD>(shared_address(of_warp.rotated), at, kept[step]);
                 }
             }
             float x[4][1][4], rise[1][2];
@@ -593,13 +650,13 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             {
                 float d[8][layout::sets][4];
                 const uint2 gains =
-                    multiply_page<HD, UNIT, TABLES, layout>(keys, ring, page, shared_address(rotated), places, kept, d);
+                    multiply_page<HD, UNIT, TABLES, layout>(keys, ring, page, shared_address(of_warp.rotated), places, kept, d);
                 exchange_products<layout>(ring.slot(0), d, x);
                 __syncwarp();
                 ring.release(page, layout::pieces - 1);
                 if (keys.normalized) apply_gains(keys, gains, means, x);
             }
-            finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - s.position), live);
+            finish_logits<TOKENS_BY_OCTET>(x, factor, slopes, (int32_t)(from - position), live);
             if (weigh(x, state, rise, w)) {
                 const float factor = of_row_query(rise[0]);
                 sums::for_each(acc, [&](float &sum, uint32_t) { sum *= factor; });
@@ -623,15 +680,30 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     };
     running<1> of_pages;
     float acc[sums::groups][UNIT][4] = {};
-    partials<HD> states_of_stretches;
+    partials<HD> stretches;
     if constexpr (SEVERAL) {
-        states_of_stretches = stretch_states<HD, WARPS>(a, s);
+        const uint32_t parts = shared_address(&queries.parts);
+        const auto parts_read = [&]() { return cta_parts{uniform(load_shared(parts)), uniform(load_shared(parts + 4))}; };
 #pragma unroll 1
-        for (uint32_t stretch = first_stretch; stretch < first_stretch + parts; stretch++) {
+        for (uint32_t stretch = warp * own.count(); stretch < (warp + 1) * parts_read().count(); stretch++) {
+            const bool first = stretch == warp * parts_read().count();
+            struct share now = share_read();
+            if (!first && stretch % WARPS == 0) now.part++;
+            if (first || now.part == now.parts) {
+                const cta_parts read = parts_read();
+                const uint32_t part = read.first + stretch / WARPS, row = first ? row_of_part(a, part) : now.row + 1,
+                               rank = stretch % WARPS, of_row = read.of_row(a, part, blockIdx.y, row, now) * WARPS - rank;
+                take_heads(now, launch.first_query, CENTROID_QUERIES);
+                start_ring(now, rank, rank + min(of_row, (warp + 1) * read.count() - stretch) - 1);
+                scale_queries<HD>(a, now, ups, factor[0]);
+                page = 0, run = UINT32_MAX, position = now.position;
+            }
+            if (lane == 0) store_shared_quad(shared_address(&of_warp.reads), make_uint4(now.row, now.part, now.parts, now.n_pages));
+            __syncwarp();
             uint32_t begin, end;
-            stretch_pages<WARPS>(s, stretch, begin, end);
-            read_stretch(end - first_page, of_pages, acc);
-            store_stretch(states_of_stretches, stretch, of_pages, acc);
+            stretch_pages<WARPS>(now, stretch % WARPS, begin, end);
+            read_stretch(end - ring.listed.get().first, of_pages, acc);
+            store_stretch(stretch_states<HD, WARPS>(a, share_read()), stretch % WARPS, of_pages, acc);
         }
     } else {
         read_stretch(ring.n, of_pages, acc);
@@ -639,43 +711,61 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     wait_copies<0>();
     __syncthreads(); /* rings and tables are no longer read, the stretches' states are in memory */
 
-    const uint32_t row_units = SEVERAL ? row_ranges_of(a, s).units() : UINT32_MAX; /* a part alone does not wait to know them */
+    /* Reads the rows of halves of `parts` parts of a row, and leaves these. */
+    const auto leave_row = [&](uint32_t parts) {
+        const uint32_t row_units = SEVERAL ? row_ranges_of(a, s).units() : UINT32_MAX; /* a part alone does not wait to know them */
 #pragma unroll 1
-    for (uint32_t first = 0; first < parts; first += memory::parts_at_once) {
-        const uint32_t count = min(parts - first, (uint32_t)memory::parts_at_once),
-                       with_rows = s.part + first < row_units ? min(row_units - s.part - first, count) : 0;
-        const partials<HD> states = partials_at<HD>(rest + memory::states_at, (SEVERAL ? count : 2) * WARPS, s.group);
+        for (uint32_t first = 0; first < parts; first += memory::parts_at_once) {
+            const uint32_t count = min(parts - first, (uint32_t)memory::parts_at_once),
+                           with_rows = s.part + first < row_units ? min(row_units - s.part - first, count) : 0;
+            const partials<HD> states = partials_at<HD>(rest + memory::states_at, (SEVERAL ? count : 2) * WARPS, s.group);
 #pragma unroll 1
-        for (uint32_t i = warp; i < with_rows * WARPS; i += WARPS) { /* once, unless SEVERAL */
-            const uint32_t part = i % with_rows, rank = i / with_rows;
-            running<1> of_rows;
-            float acc_of_rows[HD / 16][1][4] = {};
-            clear_running(of_rows);
-            attend_rows<HD>(a, s, rank * s.parts + s.part + first + part, WARPS * s.parts, queries.exact, queries.window, slopes,
-                            shared_address(rest) + warp * memory::row_bytes, of_rows, acc_of_rows);
-            finish_running(of_rows);
-            if (!SEVERAL) __syncthreads(); /* rows are no longer read */
-            store_running(states, part * WARPS + rank, s.group, of_rows);
-            store_sums(states, part * WARPS + rank, s.group, acc_of_rows);
+            for (uint32_t i = warp; i < with_rows * WARPS; i += WARPS) { /* once, unless SEVERAL */
+                const uint32_t part = i % with_rows, rank = i / with_rows;
+                running<1> of_rows;
+                float acc_of_rows[HD / 16][1][4] = {};
+                clear_running(of_rows);
+                attend_rows<HD>(a, s, rank * s.parts + s.part + first + part, WARPS * s.parts, queries.exact, queries.window,
+                                slopes, shared_address(rest) + warp * memory::row_bytes, of_rows, acc_of_rows);
+                finish_running(of_rows);
+                if (!SEVERAL) __syncthreads(); /* rows are no longer read */
+                store_running(states, part * WARPS + rank, s.group, of_rows);
+                store_sums(states, part * WARPS + rank, s.group, acc_of_rows);
+            }
+            if constexpr (!SEVERAL) {
+                stretches = states_from(states, WARPS, s.group);
+                store_stretch(stretches, warp, of_pages, acc);
+            }
+            __syncthreads();
+            struct share from = s;
+            from.part += first;
+            leave_parts<HD, WARPS>(a, from, count, states_from(stretches, first * WARPS, s.group), states, row_units,
+                                   [&](float4 &sums, float weights, uint32_t quad) {
+                                       if (!values.normalized) return;
+                                       const float *const mean = values.mean + 4 * quad;
+                                       const float scale = values.gain_scale;
+                                       sums = make_float4(sums.x * scale + weights * mean[0], sums.y * scale + weights * mean[1],
+                                                          sums.z * scale + weights * mean[2], sums.w * scale + weights * mean[3]);
+                                   });
+            if (SEVERAL) __syncthreads(); /* states are no longer read */
         }
-        if constexpr (!SEVERAL) {
-            states_of_stretches = states_from(states, WARPS, s.group);
-            store_stretch(states_of_stretches, warp, of_pages, acc);
+        arrive<HD, WARPS * 32>(a, s, parts, rest);
+    };
+    if constexpr (SEVERAL) {
+        own = queries.parts;
+        uint32_t row = row_of_part(a, own.first), count;
+#pragma unroll 1
+        for (uint32_t part = own.first; part < own.end; part += count, row++) {
+            count = own.of_row(a, part, blockIdx.y, row, s);
+            take_heads(s, launch.first_query, CENTROID_QUERIES);
+            stretches = stretch_states<HD, WARPS>(a, s);
+            prepare();
+            __syncthreads(); /* queries are there, and the row before this one is left */
+            leave_row(count);
         }
-        __syncthreads();
-        struct share from = s;
-        from.part += first;
-        leave_parts<HD, WARPS>(a, from, count, states_from(states_of_stretches, first * WARPS, s.group), states, row_units,
-                               [&](float4 &sums, float weights, uint32_t quad) {
-                                   if (!values.normalized) return;
-                                   const float *const mean = values.mean + 4 * quad;
-                                   const float scale = values.gain_scale;
-                                   sums = make_float4(sums.x * scale + weights * mean[0], sums.y * scale + weights * mean[1],
-                                                      sums.z * scale + weights * mean[2], sums.w * scale + weights * mean[3]);
-                               });
-        if (SEVERAL) __syncthreads(); /* states are no longer read */
+    } else {
+        leave_row(1);
     }
-    arrive<HD, WARPS * 32>(a, s, parts, rest);
 }
 
 /* ---- Launches */
@@ -702,14 +792,16 @@ uint32_t fit_centroids(const struct attend_decode *a, struct centroid_launch *la
 /* Launches CTAs with so many bytes of shared memory; 0 is refused. */
 template <int HD, int UNIT, int WARPS, bool TABLES>
 cudaError_t launch_centroids(const struct attend_decode *a, struct centroid_launch launch, uint32_t bytes, cudaStream_t stream) {
-    launch.parts = TABLES ? parts_of_ctas(a, 1) : 1;
-    const auto kernel = TABLES && launch.parts > 1 ? attend_centroids_kernel<HD, UNIT, WARPS, TABLES, TABLES>
-                                                   : attend_centroids_kernel<HD, UNIT, WARPS, TABLES, false>;
+    const bool several = TABLES && a->multiprocessor_parts > 1;
+    const uint32_t most = a->multiprocessors / a->heads.kv_heads,
+                   ctas = most ? most : 1; /* of a KV head, where they share the parts of all rows */
+    const dim3 grid = several ? dim3(ctas, a->heads.kv_heads) : dim3(a->splits, a->heads.kv_heads, a->n_rows);
+    const auto kernel = several ? attend_centroids_kernel<HD, UNIT, WARPS, TABLES, TABLES>
+                                : attend_centroids_kernel<HD, UNIT, WARPS, TABLES, false>;
     if (!bytes) return cudaErrorInvalidConfiguration;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
-    kernel<<<dim3((a->splits + launch.parts - 1) / launch.parts, a->heads.kv_heads, a->n_rows), WARPS * 32, bytes, stream>>>(
-        *a, launch);
+    kernel<<<grid, WARPS * 32, bytes, stream>>>(*a, launch);
     return cudaGetLastError();
 }
 
@@ -717,7 +809,7 @@ cudaError_t launch_centroids(const struct attend_decode *a, struct centroid_laun
  * has room for one CTA. Of 12 warps each thread has 168 registers, so that eight tokens' look-ups are under way at once; of 16, with
  * 128, it waits for one after another. The memory of compute capability 8.0 is enough for 4. */
 template <int HD, int UNIT> cudaError_t launch_tables(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
-    struct centroid_launch launch = {first_query, 0, 0, 1};
+    struct centroid_launch launch = {first_query, 0, 0};
     uint32_t bytes;
     if constexpr (HD * 2 <= TABLE_ROW && UNIT < 8) {
         if (a->centroid[0].bits == 8 && a->centroid[1].bits == 8) {

@@ -33,6 +33,9 @@ ATTEND_INLINE unsigned lane_id() { return threadIdx.x % 32; }
 /* Returns a number that is the same in all lanes in such a way that the compiler knows it: it then lies in one register for all of
  * them, and a branch by it does not split the warp. */
 ATTEND_INLINE uint32_t uniform(uint32_t x) { return __shfl_sync(ALL_LANES, x, 0); }
+/* Returns a number in a register of each lane. Where the compiler knows a part of an address of shared memory to be uniform, ptxas 13.0 makes
+ * copies to it (copy_once) that the device refuses as an illegal instruction: so copies go to an address that has gone through this. */
+ATTEND_INLINE uint32_t by_lane(uint32_t x) { return __shfl_sync(ALL_LANES, x, lane_id()); }
 ATTEND_INLINE uint32_t half2_bits(__half2 h) { return *reinterpret_cast<uint32_t *>(&h); }
 ATTEND_INLINE __half2 bits_half2(uint32_t u) { return *reinterpret_cast<__half2 *>(&u); }
 ATTEND_INLINE uint32_t pack_halves(float low, float high) { return half2_bits(__floats2half2_rn(low, high)); }
@@ -496,6 +499,7 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
     const struct sequence_view &seq = *s.sequence;
     const unsigned lane = lane_id();
     const row_ranges read = row_ranges_of(a, s);
+    scratch = by_lane(scratch);
     const uint32_t exact_units = read.exact_units(), units = read.units();
     for (uint32_t unit = rank; unit < units; unit += ranks) {
         const bool of_exact = unit < exact_units;

@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(commvq_threads, 1)
         clear_running(running);
 #pragma unroll 1
         for (uint32_t page = 0; page < ring.n; page++) {
-            if (page % 32 == 0) of_lane.load(ring.listed, min(page + lane, ring.n - 1), a.rows[s.row].first);
+            if (page % 32 == 0) of_lane.load(ring.listed.get(), min(page + lane, ring.n - 1), a.rows[s.row].first);
             const uint32_t from = of_lane.first_of(page);
             const uint64_t live = of_lane.read_of(page, from, s.position);
             const float factor[1][2] = {{1, 1}};

@@ -13,7 +13,7 @@ static uint32_t more_parts(const struct attend_form *form) { return form->halves
 
 size_t attend_decode_part_floats(const struct head_view *heads, enum codec_id keys, uint32_t n_rows, uint32_t splits) {
     const struct attend_form *form = form_of(keys);
-    const size_t stretches = form->in_stretches && splits > 1 ? ATTEND_STRETCHES : 0,
+    const size_t stretches = form->in_stretches && (size_t)n_rows * splits > 1 ? ATTEND_STRETCHES : 0,
                  part = (1 + stretches) * (heads->head_dim + ATTEND_STATE_FLOATS);
     return (size_t)n_rows * heads->query_heads * (splits + more_parts(form)) * part;
 }

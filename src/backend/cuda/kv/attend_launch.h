@@ -40,10 +40,11 @@ struct attend_decode {
     uint32_t *run_queries;  /* attend_decode_run_words(...) */
     uint32_t runs;          /* the most that pages of any row lie in, from that of the first page to that of the last */
     uint32_t run_step;      /* these runs are so many apart, as they are where pages are dealt to ranks (kv/deal.h); else 1 */
-    /* attend_decode_multiprocessor_parts(...). Where these are more than a multiprocessor holds CTAs, a CTA may read several parts of a row
-     * and KV head; 0: it reads one. */
+    /* attend_decode_multiprocessor_parts(...). Where these are more than a multiprocessor holds CTAs, a CTA may read several parts of a KV
+     * head; 0: it reads one. */
     uint32_t multiprocessor_parts;
-    uint32_t *arrived; /* [n_rows][Hk], zeros; left so */
+    uint32_t multiprocessors; /* of the device */
+    uint32_t *arrived;        /* [n_rows][Hk], zeros; left so */
     /* The rows' queries, keys and values, where the launch appends them before it reads, as those of some forms can (codec.h); else its q
      * are NULL. It puts the rotated queries where `q` are. */
     struct append_decode append;

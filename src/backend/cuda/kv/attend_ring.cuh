@@ -8,12 +8,42 @@
 /* Returns the gain of a code in units of gain_scale; 0 where the code is 0. */
 ATTEND_INLINE float relative_gain(uint32_t code) { return code ? exp2_fast(((float)code - GAIN_MIDDLE) * (1.0f / GAIN_STEPS)) : 0; }
 
+/* A kept_list is a warp's list of pages, in registers or at an address in shared memory that the warp has for it, KEPT_LIST_BYTES. */
+constexpr int KEPT_LIST_BYTES = 48;
+static_assert(sizeof(struct listed_pages) <= KEPT_LIST_BYTES, "units of 16 bytes hold a list");
+
+template <bool SHARED> struct kept_list {
+    struct listed_pages list;
+
+    ATTEND_INLINE void keep(const struct listed_pages &own) { list = own; }
+    ATTEND_INLINE struct listed_pages get() const { return list; }
+};
+template <> struct kept_list<true> {
+    uint32_t at;
+
+    ATTEND_INLINE void keep(const struct listed_pages &own) const {
+        uint4 units[KEPT_LIST_BYTES / 16] = {};
+        memcpy(units, &own, sizeof own);
+        __syncwarp();
+        if (lane_id() == 0)
+            for (uint32_t i = 0; i < KEPT_LIST_BYTES / 16; i++) store_shared_quad(at + 16 * i, units[i]);
+        __syncwarp();
+    }
+    ATTEND_INLINE struct listed_pages get() const {
+        uint4 units[KEPT_LIST_BYTES / 16];
+        for (uint32_t i = 0; i < KEPT_LIST_BYTES / 16; i++) units[i] = load_shared_quad(at + 16 * i);
+        struct listed_pages own;
+        memcpy(&own, units, sizeof own);
+        return own;
+    }
+};
+
 /* A warp's ring holds a piece of a page in each of its slots, in shared memory: the keys of the first page, its values, the keys of the
  * second and so on, each side in PIECES pieces (1 or 2). Piece `index` of a page is of its keys below PIECES, else of its values. A
  * piece is asked for as soon as the one that was in its slot has been read. MOST is the size of the largest piece; 0: it is not
- * known. */
-template <int PIECES, int MOST> struct page_ring {
-    struct listed_pages listed;
+ * known. LIST_SHARED: the warp's list of pages, which is looked at once in 32 pages, is kept in shared memory and not in registers. */
+template <int PIECES, int MOST, bool LIST_SHARED = false> struct page_ring {
+    struct kept_list<LIST_SHARED> listed;
     const struct place_view *place;
     uint32_t n;        /* pages */
     uint32_t bytes[2]; /* of a page, by side, multiples of 64 */
@@ -31,7 +61,7 @@ template <int PIECES, int MOST> struct page_ring {
 
     /* Begins with pages [begin, end) of the list, and asks for the first of them. */
     ATTEND_INLINE void start(const struct share &s, uint32_t begin, uint32_t end) {
-        listed = listed_from(s, begin, 1), n = end - begin;
+        listed.keep(listed_from(s, begin, 1)), n = end - begin;
         oldest = 0;
         for (uint32_t i = 0; i < slots; i++) ask(base + i * slot_bytes, i / (2 * PIECES), i % (2 * PIECES));
     }
@@ -75,7 +105,7 @@ template <int PIECES, int MOST> struct page_ring {
         const bool values = index >= PIECES, second = index % PIECES;
         if (page < n) {
             if (page % 32 == 0 && !second) { /* keys and values of a page are asked for at different times */
-                const struct page_set_view set = listed.set(min(page + lane_id(), n - 1));
+                const struct page_set_view set = listed.get().set(min(page + lane_id(), n - 1));
                 (values ? of_lane[1] : of_lane[0]) = page_address(&set, place, (int)values);
             }
             const uint8_t *from = reinterpret_cast<const uint8_t *>(
@@ -86,7 +116,7 @@ template <int PIECES, int MOST> struct page_ring {
                 from += second ? cut : 0, size = second ? size - cut : cut;
             }
             const uint32_t at = 16 * lane_id();
-            from += at, to += own;
+            from += at, to = by_lane(to + own);
             if constexpr (MOST > 0) {
 #pragma unroll
                 for (uint32_t i = 0; i < MOST; i += 512)

@@ -1,13 +1,44 @@
 /* Deals the pages of parts to a CTA's warps in stretches, for kernels whose CTAs may read several parts.
  *
  * A part has WARPS stretches of pages that follow one another. A CTA that reads one part gives each of its WARPS warps one. A CTA that reads
- * several parts shares all their stretches among its warps: a warp goes from one to the next without waiting for others, and leaves the state
- * of each in memory. A stretch's state does not depend on the warp that reads it, and those of a part are merged in one order: so a part's
+ * several parts, of one row or of several, shares all their stretches among its warps: a warp goes from one to the next without waiting for
+ * others, and leaves the state of each in memory. A stretch's state does not depend on the warp that reads it, and those of a part are merged in one order: so a part's
  * state is the same in either case, bit for bit. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_STRETCHES_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_STRETCHES_CUH
 
 #include "backend/cuda/kv/attend_common.cuh"
+
+/* Finds the row that has part `part` of those of all rows, by all lanes of a warp. */
+ATTEND_INLINE uint32_t row_of_part(const struct attend_decode &a, uint32_t part) {
+    uint32_t behind = 0;
+    for (uint32_t first = 0; first < a.n_rows; first += 32) {
+        const uint32_t row = first + lane_id();
+        behind += __popc(__ballot_sync(ALL_LANES, row < a.n_rows && a.rows[row].first_part - a.rows[0].first_part <= part));
+    }
+    return behind - 1;
+}
+
+/* A cta_parts says which parts of one KV head, of those of all rows, a CTA reads: [first, end). */
+struct cta_parts {
+    uint32_t first, end;
+
+    ATTEND_INLINE uint32_t count() const { return end - first; }
+    /* Finds what `row` and the KV head have of these parts, from part `from` on: s.part is its first one; returns how many there are. */
+    ATTEND_INLINE uint32_t of_row(const struct attend_decode &a, uint32_t from, uint32_t head, uint32_t row,
+                                  struct share &s) const {
+        const uint32_t part = from - (a.rows[row].first_part - a.rows[0].first_part);
+        share_of(a, part, head, row, s);
+        return min(end - from, s.parts - part);
+    }
+};
+
+/* Deals the parts of all rows to so many CTAs of a KV head, of which `cta` is one. */
+ATTEND_INLINE cta_parts parts_of_cta(const struct attend_decode &a, uint32_t cta, uint32_t ctas) {
+    const struct query_row_view last = a.rows[a.n_rows - 1];
+    const uint64_t all = last.first_part - a.rows[0].first_part + last.splits;
+    return {(uint32_t)(all * cta / ctas), (uint32_t)(all * (cta + 1) / ctas)};
+}
 
 /* Finds the pages [begin, end) of the list of a stretch, numbered from the first one of the CTA's first part. */
 template <int WARPS> ATTEND_INLINE void stretch_pages(struct share s, uint32_t stretch, uint32_t &begin, uint32_t &end) {

@@ -272,7 +272,7 @@ static uint32_t pages_to_choose(const struct batch_memory *b, struct cache *cons
 }
 
 /* Writes the rows of a cache's tokens from `row` on; returns the row behind them. Each has a view of its own where each chooses. */
-static uint32_t stage_cache(struct batch_memory *b, struct cache *cache, uint32_t row, uint32_t *sequence) {
+static uint32_t stage_cache(struct batch_memory *b, struct cache *cache, uint32_t row, uint32_t *sequence, uint32_t *part) {
     const struct plan *plan = &cache->base.plan;
     const struct choice choice = choice_of(cache);
     struct sequence_view view = cache_view(cache);
@@ -284,9 +284,11 @@ static uint32_t stage_cache(struct batch_memory *b, struct cache *cache, uint32_
         rows_in(b, b->staged)[row] = (struct query_row_view){.sequence = *sequence - 1,
                                                              .position = (uint32_t)(plan->before.length + t),
                                                              .splits = splits,
+                                                             .first_part = *part,
                                                              .first = (uint32_t)plan_first_seen(plan, cache->base.shape.window, t),
                                                              .tokens_read = choice.tokens_read,
                                                              .runs_read = choice.runs_read};
+        *part += splits;
     }
     return row;
 }
@@ -294,9 +296,9 @@ static uint32_t stage_cache(struct batch_memory *b, struct cache *cache, uint32_
 /* Writes where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the
  * others. */
 static void stage(struct batch_memory *b, struct cache *const *caches, size_t n) {
-    uint32_t row = 0, sequence = 0;
+    uint32_t row = 0, sequence = 0, part = 0;
     b->n_groups = 0;
-    for (size_t i = 0; i < n; i++) row = stage_cache(b, part_of(b, caches[i]), row, &sequence);
+    for (size_t i = 0; i < n; i++) row = stage_cache(b, part_of(b, caches[i]), row, &sequence, &part);
     for (struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         g->splits = bucket(g->splits);
         g->runs = bucket(g->runs);
@@ -429,6 +431,7 @@ static cudaError_t launch_attention(const struct batch_memory *b, const struct g
                                    .n_rows = (uint32_t)own->count,
                                    .splits = g->splits,
                                    .multiprocessor_parts = g->multiprocessor_parts,
+                                   .multiprocessors = (uint32_t)device_multiprocessors(),
                                    .q = own->q,
                                    .q_exact = g->evicts ? exact_queries(b, g, own->first) : own->q,
                                    .out = own->out,

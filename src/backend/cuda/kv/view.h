@@ -186,10 +186,11 @@ TERSE_DEVICE uint32_t window_row(const struct sequence_view *s, uint32_t token) 
 /* A query_row_view is a query token of a decoding step; device [rows]. Its own key and value lie in the window already; it reads
  * tokens up to its own. */
 struct query_row_view {
-    uint32_t sequence; /* of the step */
-    uint32_t position; /* its token's number, which is its position */
-    uint32_t splits;   /* parts that it is read in, at least 1; at most the launch's */
-    uint32_t first;    /* the first token that it sees; 0: it sees all that its list names */
+    uint32_t sequence;   /* of the step */
+    uint32_t position;   /* its token's number, which is its position */
+    uint32_t splits;     /* parts that it is read in, at least 1; at most the launch's */
+    uint32_t first_part; /* how many parts the rows before it have */
+    uint32_t first;      /* the first token that it sees; 0: it sees all that its list names */
     /* A row whose sequence has lists of its heads' own chooses so many tokens that are no anchors, of so many rope runs; 0: of all. */
     uint32_t tokens_read, runs_read;
 };
