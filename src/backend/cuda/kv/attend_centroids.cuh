@@ -698,6 +698,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 scale_queries<HD>(a, now, ups, factor[0]);
                 page = 0, run = UINT32_MAX, position = now.position;
             }
+            __syncwarp(); /* all lanes know what it was */
             if (lane == 0) store_shared_quad(shared_address(&of_warp.reads), make_uint4(now.row, now.part, now.parts, now.n_pages));
             __syncwarp();
             uint32_t begin, end;
