@@ -2,19 +2,24 @@
  *
  * A part has WARPS stretches of pages that follow one another. A CTA that reads one part gives each of its WARPS warps one. A CTA that reads
  * several parts, of one row or of several, shares all their stretches among its warps: a warp goes from one to the next without waiting for
- * others, and leaves the state of each in memory. A stretch's state does not depend on the warp that reads it, and those of a part are merged in one order: so a part's
- * state is the same in either case, bit for bit. */
+ * others, and leaves the state of each in memory. A stretch's state does not depend on the warp that reads it, and those of a part are merged
+ * in one order: so a part's state is the same in either case, bit for bit. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_STRETCHES_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_STRETCHES_CUH
 
 #include "backend/cuda/kv/attend_common.cuh"
+
+/* Returns how many parts the launch's rows before `row` have. */
+ATTEND_INLINE uint32_t parts_before(const struct attend_decode &a, uint32_t row) {
+    return a.rows[row].first_part - a.rows[0].first_part;
+}
 
 /* Finds the row that has part `part` of those of all rows, by all lanes of a warp. */
 ATTEND_INLINE uint32_t row_of_part(const struct attend_decode &a, uint32_t part) {
     uint32_t behind = 0;
     for (uint32_t first = 0; first < a.n_rows; first += 32) {
         const uint32_t row = first + lane_id();
-        behind += __popc(__ballot_sync(ALL_LANES, row < a.n_rows && a.rows[row].first_part - a.rows[0].first_part <= part));
+        behind += __popc(__ballot_sync(ALL_LANES, row < a.n_rows && parts_before(a, row) <= part));
     }
     return behind - 1;
 }
@@ -27,7 +32,7 @@ struct cta_parts {
     /* Finds what `row` and the KV head have of these parts, from part `from` on: s.part is its first one; returns how many there are. */
     ATTEND_INLINE uint32_t of_row(const struct attend_decode &a, uint32_t from, uint32_t head, uint32_t row,
                                   struct share &s) const {
-        const uint32_t part = from - (a.rows[row].first_part - a.rows[0].first_part);
+        const uint32_t part = from - parts_before(a, row);
         share_of(a, part, head, row, s);
         return min(end - from, s.parts - part);
     }
@@ -35,8 +40,7 @@ struct cta_parts {
 
 /* Deals the parts of all rows to so many CTAs of a KV head, of which `cta` is one. */
 ATTEND_INLINE cta_parts parts_of_cta(const struct attend_decode &a, uint32_t cta, uint32_t ctas) {
-    const struct query_row_view last = a.rows[a.n_rows - 1];
-    const uint64_t all = last.first_part - a.rows[0].first_part + last.splits;
+    const uint64_t all = parts_before(a, a.n_rows - 1) + a.rows[a.n_rows - 1].splits;
     return {(uint32_t)(all * cta / ctas), (uint32_t)(all * (cta + 1) / ctas)};
 }
 
