@@ -1,14 +1,15 @@
 /* Has the kernel of attend_transform.cuh: the rings of pages, and the work of warps on them.
  *
- * Of a query row and KV head, one CTA reads the rows of halves and each of the others one or several parts of the pages; a warp reads
- * pages by itself, through a ring of its own. attend_transform_merge.cuh merges what all of them wrote. Those that read rows are the
- * launch's last, since they take the least time: where not all CTAs find room at once, the others do. */
+ * Of a query row and KV head, each CTA reads one or several parts of the pages; a warp reads pages by itself, through a ring of its own.
+ * attend_transform_merge.cuh merges what they wrote. One CTA more reads the rows of halves where all find room at once; else the merging CTA
+ * reads them, while the others end. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_KERNEL_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_KERNEL_CUH
 
 #include "backend/cuda/kv/attend_transform.cuh"
 #include "backend/cuda/kv/attend_transform.h"
 #include "backend/cuda/kv/attend_transform_merge.cuh"
+#include "backend/cuda/kv/attend_transform_rows.cuh"
 
 /* ---- The pages of a warp */
 
@@ -260,13 +261,9 @@ template <int HD, int NQ, int WARPS> struct transform_shared {
     static __host__ __device__ constexpr int rings(uint32_t pairs) {
         return (sums_at(pairs) + WARPS * (int)sizeof(uint32_t) + 15) / 16 * 16;
     }
-    /* The CTA that reads rows has queries for the window and for exact rows here; then each warp's rows, or their states. */
-    static constexpr int row_queries = 2 * ((int)sizeof(query_fragments<HD, 1>) + 127) / 128 * 128;
-    static constexpr int rows = row_queries + WARPS * 2 * half_rows<HD>::bytes;
-    static constexpr int row_states = row_queries + (int)partials_bytes<HD>(WARPS, 4 * NQ);
     static constexpr int largest(int a, int b) { return a > b ? a : b; }
     /* Returns the least bytes of shared memory. `page` is the bytes of a ring of one page. */
-    static int least(int page, uint32_t pairs) { return largest(rings(pairs) + WARPS * page, largest(rows, row_states)); }
+    static int least(int page, uint32_t pairs) { return largest(rings(pairs) + WARPS * page, row_memory<HD, NQ, WARPS>::bytes()); }
 };
 
 /* ---- Parts */
@@ -338,46 +335,6 @@ ATTEND_APART void leave_components(bool writes, const summed_quad *of_values, ui
     }
 }
 
-/* Reads the rows of halves, makes part 0 and, if `writes`, writes it. All threads of the CTA that reads rows call this. */
-template <int HD, int NQ, int WARPS>
-ATTEND_APART void leave_rows(const struct attend_decode &a, const struct share &s, bool writes, uint8_t *memory,
-                             const transform_parts<HD> &parts) {
-    using layout = transform_shared<HD, NQ, WARPS>;
-    auto *const queries = reinterpret_cast<query_fragments<HD, 1> *>(memory); /* for the window, for exact rows */
-    const uint32_t warp = threadIdx.x / 32;
-    const bool apart = a.q_exact != a.q;
-    prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries[0]);
-    if (apart) prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries[1]);
-    __syncthreads();
-    running<1> r;
-    float acc[HD / 16][1][4] = {};
-    clear_running(r);
-    attend_rows<HD>(a, s, warp, WARPS, queries[apart], queries[0], slopes_of<1>(a, s),
-                    shared_address(memory) + layout::row_queries + warp * 2 * half_rows<HD>::bytes, r, acc);
-    finish_running(r);
-    __syncthreads(); /* the rows are no longer read */
-    const partials<HD> states = partials_at<HD>(memory + layout::row_queries, WARPS, s.group);
-    store_running(states, warp, s.group, r);
-    store_sums<HD>(states, warp, s.group, acc);
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < s.group * (HD / 4); i += WARPS * 32) {
-        const unsigned query = i / (HD / 4);
-        float4 sums = make_float4(0, 0, 0, 0);
-        float most = -INFINITY, weights = 0;
-#pragma unroll
-        for (unsigned w = 0; w < WARPS; w++) most = fmaxf(most, states.max_sum[w * s.group + query].x);
-#pragma unroll
-        for (unsigned w = 0; w < WARPS; w++) { /* with the maximum known, no state waits for another */
-            const float2 from = states.max_sum[w * s.group + query];
-            const float factor = most == -INFINITY ? 0 : exp2_fast(from.x - most);
-            add_scaled(sums, factor, reinterpret_cast<const float4 *>(states.sums)[w * s.group * (HD / 4) + i]);
-            weights += factor * from.y;
-        }
-        if (writes) __stcg(parts.of(0, query) + i % (HD / 4), sums);
-        if (writes && i % (HD / 4) == 0) __stcg(parts.states + query, make_float4(most, weights, 0, 0));
-    }
-}
-
 /* ---- The kernel */
 
 /* Finishes the logits of a page's tokens: caps them, adds ALiBi, and sets those of tokens that are not read to -INFINITY. */
@@ -421,13 +378,14 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
 
 /* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring; a CTA reads so many parts
  * of a row and KV head that follow one another, as far as the row has them: one, unless SEVERAL, since that takes fewer registers.
- * `at_once` says that all CTAs have room, `alone` that each has a multiprocessor to itself. The kernel is launched early, behind
- * transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels do not write, the
- * pages and their lists among it. */
+ * The launch's last CTAs read the rows of halves where it has so many. `at_once` says that all CTAs have room, `alone` that each has a
+ * multiprocessor to itself, `reads_next` that the next kernel reads what the kernels before this one write. The kernel is launched early,
+ * behind transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels do not write,
+ * the pages and their lists among it. */
 template <int HD, int NQ, int WARPS, int RESIDENT, bool SEVERAL>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
-                            uint32_t parts_of_cta, bool at_once, bool alone) {
+                            uint32_t parts_of_cta, bool at_once, bool alone, bool reads_next) {
     using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
@@ -478,13 +436,15 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             reinterpret_cast<float2 *>(positions + position_query_bytes(NQ, a.pre_rope.pairs) +
                                        position_row_bytes(a.pre_rope.pairs) + warp * position_angle_bytes(a.pre_rope.pairs));
         ring.wait_for_others();
-        let_next_kernel_begin();
+        if (!reads_next) let_next_kernel_begin();
         /* The first time for what it leaves in the caches: a warp goes through its first page with whatever lies in the place of its run's
          * record, leaves the page where it is, and asks for no other. A CTA with less than all registers would spill for that. */
+        const bool twice = RESIDENT == 1 && !SEVERAL && alone && kernels_begin_early();
 #pragma unroll 1
-        for (int pass = RESIDENT == 1 && !SEVERAL && alone && kernels_begin_early() ? 0 : 1; pass < 2; pass++) {
+        for (int pass = twice ? 0 : 1; pass < 2; pass++) {
             if (pass) {
                 wait_for_kernels();
+                if (reads_next) let_next_kernel_begin(); /* what the kernels before this one wrote is there */
                 /* A thread asks for its first unit of positions before records are fetched, so that both take one trip to the L2. */
                 const uint32_t *const of_positions = position_record<HD, NQ>(a, s);
                 const uint32_t units = a.pre_rope.pairs ? position_query_bytes(NQ, a.pre_rope.pairs) / 16 : 0;
@@ -564,15 +524,18 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
     struct attend_decode own = *a;
     const bool at_once =
         a->n_rows * a->heads.kv_heads * (a->splits + 1) <= (uint32_t)(RESIDENT * device_attribute(cudaDevAttrMultiProcessorCount));
-    for (bool rows = true; left && result == cudaSuccess;
-         left &= left - 1, rows = false) { /* the first reads rows of halves, too */
+    /* Rows that wait for pages' CTAs to end are read by merging CTAs, which do that too, and have as much time. */
+    const bool rows_when_merging = !at_once && WARPS == MERGE_WARPS;
+    for (bool rows = !rows_when_merging; left && result == cudaSuccess; left &= left - 1, rows = false) { /* rows are read once */
         own.rate = (uint32_t)__builtin_ctz(left);
         result = launch_runs<HD, NQ>(&own, first_query, stream);
         if (result == cudaSuccess)
             result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, ctas + rows), dim3(WARPS * 32), bytes, stream, own,
-                                  first_query, (uint32_t)ring, parts, at_once, ctas_are_alone<HD, NQ>(*a));
+                                  first_query, (uint32_t)ring, parts, at_once, ctas_are_alone<HD, NQ>(*a), rows_when_merging);
     }
-    return result == cudaSuccess ? launch_merge<HD, NQ>(a, first_query, stream) : result;
+    if (result != cudaSuccess) return result;
+    return rows_when_merging ? launch_merge<HD, NQ, true>(a, first_query, stream)
+                             : launch_merge<HD, NQ, false>(a, first_query, stream);
 }
 
 /* Launches two CTAs to a multiprocessor if they fit, else one, of as many warps as fit. Few CTAs, which are alone on theirs, may have all

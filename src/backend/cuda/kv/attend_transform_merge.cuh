@@ -1,34 +1,16 @@
 /* Merges the parts that CTAs of attend_transform_kernel.cuh leave in memory: a CTA for each query row and KV head.
  *
- * Where kernels begin early it merges twice: before the parts are there it merges whatever lies in their place, and writes nothing. Then the
- * multiprocessor's caches have what does not depend on the parts: tables, and the instructions, some 30 KB, each of which is executed
- * once or twice and which other kernels have driven out since the layer before. */
+ * Where rows of halves have no CTA of their own it reads these first. Else, where kernels begin early, it merges twice: before the parts are
+ * there it merges whatever lies in their place, and writes nothing. Then the multiprocessor's caches have what does not depend on the parts:
+ * tables, and the instructions, some 30 KB, each of which is executed once or twice and which other kernels have driven out since the layer
+ * before. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_MERGE_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_MERGE_CUH
 
+#include "backend/cuda/kv/attend_transform_rows.cuh"
 #include "backend/cuda/kv/attend_transform_runs.cuh"
 
-/* A transform_parts says where the parts of a row and KV head lie, float4 [part][G][HD / 4]. Part 0 is that of the rows of halves, by
- * channel. The others are by component, the same whatever the rate of their pages. */
-template <int HD> struct transform_parts {
-    float4 *sums;
-    float4 *states; /* [part][G]: ATTEND_STATE_FLOATS */
-    uint32_t group;
-    ATTEND_INLINE float4 *of(uint32_t part, uint32_t query) const { return sums + ((size_t)part * group + query) * (HD / 4); }
-};
-
-template <int HD> ATTEND_INLINE transform_parts<HD> transform_parts_of(const struct attend_decode &a, const struct share &s) {
-    const size_t each = a.splits + 1, all = (size_t)a.n_rows * a.heads.kv_heads * each,
-                 first = ((size_t)s.row * a.heads.kv_heads + s.head) * each;
-    return {reinterpret_cast<float4 *>(a.parts + first * s.group * HD),
-            reinterpret_cast<float4 *>(a.parts + all * s.group * HD) + first * s.group, s.group};
-}
-
-ATTEND_INLINE void add_scaled(float4 &to, float factor, const float4 &x) {
-    to.x += factor * x.x, to.y += factor * x.y, to.z += factor * x.z, to.w += factor * x.w;
-}
-
-constexpr int MERGE_THREADS = 256;
+constexpr int MERGE_WARPS = 8, MERGE_THREADS = MERGE_WARPS * 32;
 
 /* A thread has eight channels, of a section of the components, where it multiplies by the basis. A CTA has so few registers that it can
  * begin beside one that still reads pages. */
@@ -183,11 +165,12 @@ template <int HD, int NQ> ATTEND_INLINE void multiply_section(const basis_sectio
     }
 }
 
-/* Writes out[G][HD] of query heads first_query .. of each group, at most 4 NQ. */
-template <int HD, int NQ>
+/* Writes out[G][HD] of query heads first_query .. of each group, at most 4 NQ. READS_ROWS: it makes part 0 itself before it waits, while
+ * others still read pages: since these let it begin, they have waited for the kernels that write the rows and queries. */
+template <int HD, int NQ, bool READS_ROWS>
 __global__ void __launch_bounds__(MERGE_THREADS, 2)
     merge_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query) {
-    extern __shared__ __align__(16) uint8_t shared_bytes[];
+    extern __shared__ __align__(128) uint8_t shared_bytes[];
     auto &m = *reinterpret_cast<merge_memory<HD, NQ> *>(shared_bytes);
     float *const factors = reinterpret_cast<float *>(&m + 1);
     constexpr unsigned outputs = (4 * NQ * HD + MERGE_THREADS - 1) / MERGE_THREADS; /* of a thread, every MERGE_THREADS-th */
@@ -195,6 +178,12 @@ __global__ void __launch_bounds__(MERGE_THREADS, 2)
     share_of(a, 0, blockIdx.x, blockIdx.y, s);
     take_heads(s, first_query, 4 * NQ);
     const transform_parts<HD> parts = transform_parts_of<HD>(a, s);
+    if constexpr (READS_ROWS) {
+        const struct share own = s; /* a function that is called gets copies: what it gets is in memory */
+        const transform_parts<HD> own_parts = parts;
+        leave_rows<HD, NQ, MERGE_WARPS>(a, own, true, shared_bytes, own_parts);
+        __syncthreads();
+    }
     const uint32_t n = s.parts + 1;
     const transform_side<HD> values = side_of<HD>(a, s, 1);
     const merge_items items(parts.group * (HD / 4));
@@ -203,7 +192,7 @@ __global__ void __launch_bounds__(MERGE_THREADS, 2)
     loaded_parts<HD> first;
     float *const out = a.out + queries_at<HD>(a, s);
 #pragma unroll 1
-    for (int pass = kernels_begin_early() ? 0 : 1; pass < 2; pass++) {
+    for (int pass = kernels_begin_early() && !READS_ROWS ? 0 : 1; pass < 2; pass++) {
         if (pass) wait_for_kernels();
         load_parts(parts, n, items, items.first(), 1 + items.rank, first);
 #pragma unroll
@@ -232,9 +221,12 @@ __global__ void __launch_bounds__(MERGE_THREADS, 2)
     }
 }
 
-template <int HD, int NQ> cudaError_t launch_merge(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
-    const auto kernel = merge_transform_kernel<HD, NQ>;
-    const size_t bytes = sizeof(merge_memory<HD, NQ>) + (a->splits + 1) * 4 * NQ * sizeof(float);
+template <int HD, int NQ, bool READS_ROWS>
+cudaError_t launch_merge(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
+    const auto kernel = merge_transform_kernel<HD, NQ, READS_ROWS>;
+    const size_t merging = sizeof(merge_memory<HD, NQ>) + (a->splits + 1) * 4 * NQ * sizeof(float),
+                 reading = READS_ROWS ? (size_t)row_memory<HD, NQ, MERGE_WARPS>::bytes() : 0,
+                 bytes = merging > reading ? merging : reading;
     const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
     return launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows), dim3(MERGE_THREADS), bytes, stream, *a, first_query);

@@ -395,11 +395,16 @@ template <int HD, int NQ> uint2 runs_shares(const struct attend_decode &a) {
 template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
     const auto kernel = transform_runs_kernel<HD, NQ>;
     constexpr int bytes = (int)sizeof(runs_memory<HD, NQ>);
-    const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (result != cudaSuccess) return result;
     const uint2 shares = runs_shares<HD, NQ>(*a);
-    const bool apart = shares.y, early = (shares.x - shares.y) * a->heads.kv_heads * a->n_rows <=
-                                         (unsigned)device_attribute(cudaDevAttrMultiProcessorCount);
+    const unsigned multiprocessors = (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
+                   all = a->heads.kv_heads * a->n_rows;
+    const bool apart = shares.y, early = (shares.x - shares.y) * all <= multiprocessors;
+    /* The next kernel's CTAs take most of a multiprocessor's shared memory. They begin beside one of these only where it gives as much to shared
+     * memory already, but are to begin on empty ones where there are some. */
+    const int carveout = shares.x * all < multiprocessors ? cudaSharedmemCarveoutDefault : cudaSharedmemCarveoutMaxShared;
+    cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (result == cudaSuccess) result = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout);
+    if (result != cudaSuccess) return result;
     return launch_kernel(a->lists_written, kernel, dim3(shares.x, a->heads.kv_heads, a->n_rows), dim3(RUNS_WARPS * 32), bytes,
                          stream, *a, first_query, apart, early);
 }
