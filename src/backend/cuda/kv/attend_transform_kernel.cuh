@@ -378,14 +378,14 @@ template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const st
 
 /* Serves query heads first_query .. of each group, at most 4 NQ. `ring_bytes` is the size of a warp's ring; a CTA reads so many parts
  * of a row and KV head that follow one another, as far as the row has them: one, unless SEVERAL, since that takes fewer registers.
- * The launch's last CTAs read the rows of halves where it has so many. `at_once` says that all CTAs have room, `alone` that each has a
- * multiprocessor to itself, `reads_next` that the next kernel reads what the kernels before this one write. The kernel is launched early,
- * behind transform_runs_kernel alone, which lets it begin at once: what it reads before it waits is what the step's kernels do not write,
- * the pages and their lists among it. */
+ * The launch's last CTAs read the rows of halves where it has so many. `beside_runs` says that all CTAs have room beside those of
+ * transform_runs_kernel, `alone` that each has a multiprocessor to itself, `reads_next` that the next kernel reads what the kernels before
+ * this one write. The kernel is launched early, behind transform_runs_kernel alone, which lets it begin at once: what it reads before it
+ * waits is what the step's kernels do not write, the pages and their lists among it. */
 template <int HD, int NQ, int WARPS, int RESIDENT, bool SEVERAL>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
-                            uint32_t parts_of_cta, bool at_once, bool alone, bool reads_next) {
+                            uint32_t parts_of_cta, bool beside_runs, bool alone, bool reads_next) {
     using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
     const unsigned warp = uniform(threadIdx.x / 32), lane = lane_id();
@@ -401,10 +401,10 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 
     if (of_rows) {
         let_next_kernel_begin();
-        /* The first time for what it leaves in the caches, as merge_transform_kernel does, rows but for the step's own among it: where
-         * all CTAs begin at once, else this one would hold up others. */
+        /* The first time for what it leaves in the caches, as merge_transform_kernel does, rows but for the step's own among it: where it
+         * begins before what it waits for has ended. */
 #pragma unroll 1
-        for (int pass = kernels_begin_early() && at_once ? 0 : 1; pass < 2; pass++) {
+        for (int pass = kernels_begin_early() && beside_runs ? 0 : 1; pass < 2; pass++) {
             if (pass) wait_for_kernels();
             leave_rows<HD, NQ, WARPS>(a, s, pass, shared, parts);
             __syncthreads();
@@ -522,16 +522,18 @@ cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     uint32_t left = a->rates ? a->rates : 1;
     struct attend_decode own = *a;
-    const bool at_once =
-        a->n_rows * a->heads.kv_heads * (a->splits + 1) <= (uint32_t)(RESIDENT * device_attribute(cudaDevAttrMultiProcessorCount));
+    const uint32_t shares = a->n_rows * a->heads.kv_heads,
+                   places = (uint32_t)(RESIDENT * device_attribute(cudaDevAttrMultiProcessorCount));
+    const bool at_once = shares * (a->splits + 1) <= places,
+               beside_runs = shares * (runs_shares<HD, NQ>(*a).x + a->splits + 1) <= places;
     /* Rows that wait for pages' CTAs to end are read by merging CTAs, which do that too, and have as much time. */
     const bool rows_when_merging = !at_once && WARPS == MERGE_WARPS;
     for (bool rows = !rows_when_merging; left && result == cudaSuccess; left &= left - 1, rows = false) { /* rows are read once */
         own.rate = (uint32_t)__builtin_ctz(left);
-        result = launch_runs<HD, NQ>(&own, first_query, stream);
+        result = launch_runs<HD, NQ>(&own, first_query, !a->lists_written, stream);
         if (result == cudaSuccess)
             result = launch_early(kernel, dim3(a->heads.kv_heads, a->n_rows, ctas + rows), dim3(WARPS * 32), bytes, stream, own,
-                                  first_query, (uint32_t)ring, parts, at_once, ctas_are_alone<HD, NQ>(*a), rows_when_merging);
+                                  first_query, (uint32_t)ring, parts, beside_runs, ctas_are_alone<HD, NQ>(*a), rows_when_merging);
     }
     if (result != cudaSuccess) return result;
     return rows_when_merging ? launch_merge<HD, NQ, true>(a, first_query, stream)

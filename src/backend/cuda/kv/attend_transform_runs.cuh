@@ -392,16 +392,18 @@ template <int HD, int NQ> uint2 runs_shares(const struct attend_decode &a) {
     return make_uint2(n + apart, apart);
 }
 
-template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
+/* `before_pages`: the next kernel's CTAs load their first pages meanwhile, and take most of a multiprocessor's shared memory. They begin beside
+ * one of these only where it gives as much to shared memory already, but are to begin on empty ones where there are some. */
+template <int HD, int NQ>
+cudaError_t launch_runs(const struct attend_decode *a, uint32_t first_query, bool before_pages, cudaStream_t stream) {
     const auto kernel = transform_runs_kernel<HD, NQ>;
     constexpr int bytes = (int)sizeof(runs_memory<HD, NQ>);
     const uint2 shares = runs_shares<HD, NQ>(*a);
     const unsigned multiprocessors = (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
                    all = a->heads.kv_heads * a->n_rows;
     const bool apart = shares.y, early = (shares.x - shares.y) * all <= multiprocessors;
-    /* The next kernel's CTAs take most of a multiprocessor's shared memory. They begin beside one of these only where it gives as much to shared
-     * memory already, but are to begin on empty ones where there are some. */
-    const int carveout = shares.x * all < multiprocessors ? cudaSharedmemCarveoutDefault : cudaSharedmemCarveoutMaxShared;
+    const int carveout =
+        before_pages && shares.x * all >= multiprocessors ? cudaSharedmemCarveoutMaxShared : cudaSharedmemCarveoutDefault;
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (result == cudaSuccess) result = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout);
     if (result != cudaSuccess) return result;

@@ -194,7 +194,7 @@ template <int HD> cudaError_t launch_scores(const struct select_tokens *select, 
     const score_memory memory(HD, a->pre_rope.pairs, nibbles);
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)memory.bytes);
     if (result != cudaSuccess) return result;
-    result = launch_runs<HD, 1>(a, 0, stream);
+    result = launch_runs<HD, 1>(a, 0, false, stream);
     if (result != cudaSuccess) return result;
     return launch_early(kernel, score_grid(select, SCORE_WARPS, SCORE_RESIDENT), dim3(SCORE_WARPS * 32), memory.bytes, stream,
                         *select, nibbles);
