@@ -170,8 +170,8 @@ template <int HD, int NQ> ATTEND_INLINE void multiply_section(const basis_sectio
 template <int HD, int NQ, bool READS_ROWS>
 __global__ void __launch_bounds__(MERGE_THREADS, 2)
     merge_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query) {
-    extern __shared__ __align__(128) uint8_t shared_bytes[];
-    auto &m = *reinterpret_cast<merge_memory<HD, NQ> *>(shared_bytes);
+    extern __shared__ __align__(128) uint8_t shared[];
+    auto &m = *reinterpret_cast<merge_memory<HD, NQ> *>(shared);
     float *const factors = reinterpret_cast<float *>(&m + 1);
     constexpr unsigned outputs = (4 * NQ * HD + MERGE_THREADS - 1) / MERGE_THREADS; /* of a thread, every MERGE_THREADS-th */
     struct share s;
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(MERGE_THREADS, 2)
     if constexpr (READS_ROWS) {
         const struct share own = s; /* a function that is called gets copies: what it gets is in memory */
         const transform_parts<HD> own_parts = parts;
-        leave_rows<HD, NQ, MERGE_WARPS>(a, own, true, shared_bytes, own_parts);
+        leave_rows<HD, NQ, MERGE_WARPS>(a, own, true, shared, own_parts);
         __syncthreads();
     }
     const uint32_t n = s.parts + 1;
