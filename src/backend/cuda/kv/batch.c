@@ -22,11 +22,11 @@ struct group {
     uint32_t first_row, n_rows, splits, runs;
     uint32_t parts; /* of all rows together, for each KV head; of several rates, those of the rate with most */
     uint32_t multiprocessor_parts;
-    uint32_t rates;         /* as of struct attend_decode */
-    uint32_t page_bytes[2]; /* of the largest page, by side */
-    enum codec_id codec[2]; /* as they are read */
-    bool evicts;            /* exact rows stand at other positions */
-    bool chooses;           /* some row chooses tokens */
+    uint32_t rates;            /* as of struct attend_decode */
+    uint32_t (*page_bytes)[2]; /* [layers] of the largest page, by side */
+    enum codec_id codec[2];    /* as they are read */
+    bool evicts;               /* exact rows stand at other positions */
+    bool chooses;              /* some row chooses tokens */
 };
 
 struct batch_memory {
@@ -43,6 +43,7 @@ struct batch_memory {
     struct rank_exchange exchange; /* of caches whose pages are dealt to ranks */
     uint32_t *not_finite;          /* batch_watch; NULL: numbers are not watched */
     struct group *groups;
+    uint32_t (*page_bytes)[2]; /* [sequence_capacity][layers]: the groups' */
     size_t n_groups;
     struct kv_rows appended;   /* the layer's rows as they came; q NULL: its queries come later */
     bool second;               /* it is that of the caches' second parts (kv/parts.h) */
@@ -81,11 +82,13 @@ static void release(struct batch_memory *b) {
     rank_exchange_free(&b->exchange);
     if (b->staged) cudaFreeHost(b->staged);
     free(b->groups);
+    free(b->page_bytes);
     b->uploaded = b->staged = NULL;
     b->q_exact = b->parts = NULL;
     b->selection = NULL;
     b->arrived = b->run_queries = NULL;
     b->groups = NULL;
+    b->page_bytes = NULL;
     b->row_capacity = b->sequence_capacity = b->part_floats = b->run_words = b->selected_bytes = 0;
     b->selected_pages = 0;
 }
@@ -123,7 +126,8 @@ static enum terse_status reserve(struct batch_memory *b, size_t sequences, size_
     b->q_exact = b->uploaded ? device_alloc(NULL, q_bytes(b), "decoding steps", error) : NULL;
     b->arrived = b->q_exact ? device_alloc(NULL, arrived, "decoding steps", error) : NULL;
     b->groups = calloc(sequences, sizeof *b->groups);
-    if (b->arrived && b->groups && cudaMallocHost((void **)&b->staged, staged_bytes(b)) == cudaSuccess)
+    b->page_bytes = calloc(sequences * b->shape.layers, sizeof *b->page_bytes);
+    if (b->arrived && b->groups && b->page_bytes && cudaMallocHost((void **)&b->staged, staged_bytes(b)) == cudaSuccess)
         return device_check(cudaMemsetAsync(b->arrived, 0, arrived, device_stream()), "clearing memory", error);
     if (b->arrived) status_no_memory(error, staged_bytes(b), "decoding steps");
     release(b);
@@ -234,13 +238,28 @@ static uint32_t set_splits(const struct cache *cache, const struct choice *choic
     return all;
 }
 
+/* Raises the bytes of each layer's largest page, by side, to those of a cache's. Layers have pages of unequal sizes where bits are shared among
+ * them, and a launch finds room for twice the warps where a layer's are small. */
+static void raise_page_bytes(const struct cache *cache, uint32_t (*page_bytes)[2]) {
+    const struct cache_shape *shape = &cache->base.shape;
+    const struct page_address *place = cache->fitted.memory ? cache->fitted.places : cache->tables->places;
+    for (uint32_t layer = 0; layer < shape->layers; layer++)
+        for (uint32_t head = 0; head < shape->kv_heads; head++, place++)
+            for (int side = 0; side < 2; side++)
+                if (place->bytes[side] > page_bytes[layer][side]) page_bytes[layer][side] = (uint32_t)place->bytes[side];
+}
+
 static void add_to_group(struct batch_memory *b, struct cache *cache, const struct sequence_view *view, uint32_t row,
                          uint32_t splits, bool chooses) {
     struct group *group = b->n_groups ? &b->groups[b->n_groups - 1] : NULL;
     if (!group || !belongs(group, cache)) {
+        uint32_t(*const page_bytes)[2] = b->page_bytes + b->n_groups * b->shape.layers;
+        memset(page_bytes, 0, b->shape.layers * sizeof *page_bytes);
         group = &b->groups[b->n_groups++];
-        *group = (struct group){
-            .cache = cache, .first_row = row, .codec = {codec_read(cache, CODEC_KEYS), codec_read(cache, CODEC_VALUES)}};
+        *group = (struct group){.cache = cache,
+                                .first_row = row,
+                                .page_bytes = page_bytes,
+                                .codec = {codec_read(cache, CODEC_KEYS), codec_read(cache, CODEC_VALUES)}};
     }
     group->n_rows += (uint32_t)cache->base.plan.n;
     if (splits > group->splits) group->splits = splits;
@@ -249,10 +268,7 @@ static void add_to_group(struct batch_memory *b, struct cache *cache, const stru
         if (view->rate_splits[rate] > parts) parts = view->rate_splits[rate];
     group->parts += parts * (uint32_t)cache->base.plan.n;
     if (runs_of(cache) > group->runs) group->runs = runs_of(cache);
-    for (int side = 0; side < 2; side++) {
-        const uint32_t own = (cache->fitted.memory ? cache->fitted.page_bytes : cache->tables->page_bytes)[side];
-        if (own > group->page_bytes[side]) group->page_bytes[side] = own;
-    }
+    raise_page_bytes(cache, group->page_bytes);
     group->evicts |= cache->base.plan.by_index;
     group->chooses |= chooses;
     for (uint32_t rate = 0; rate < RATE_VIEWS; rate++) group->rates |= (uint32_t)(view->rate_splits[rate] > 0) << rate;
@@ -350,7 +366,9 @@ uint64_t batch_key(const struct batch_memory *b) {
         key = mixed(mixed(key, g->cache->tables->number), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
         key = mixed(mixed(mixed(key, g->first_row), g->n_rows), (uint64_t)g->runs << 32 | g->splits);
         key = mixed(mixed(key, g->multiprocessor_parts), (uint64_t)g->codec[CODEC_KEYS]);
-        key = mixed(mixed(key, (uint64_t)g->chooses << 32 | g->rates), (uint64_t)g->page_bytes[0] << 32 | g->page_bytes[1]);
+        key = mixed(key, (uint64_t)g->chooses << 32 | g->rates);
+        for (uint32_t layer = 0; layer < g->cache->base.shape.layers; layer++)
+            key = mixed(key, (uint64_t)g->page_bytes[layer][0] << 32 | g->page_bytes[layer][1]);
     }
     return key;
 }
@@ -436,7 +454,7 @@ static cudaError_t launch_attention(const struct batch_memory *b, const struct g
                                    .q_exact = g->evicts ? exact_queries(b, g, own->first) : own->q,
                                    .out = own->out,
                                    .parts = b->parts,
-                                   .page_bytes = {g->page_bytes[0], g->page_bytes[1]},
+                                   .page_bytes = {g->page_bytes[own->layer][0], g->page_bytes[own->layer][1]},
                                    .rates = g->rates,
                                    .run_queries = b->run_queries,
                                    .runs = g->runs,

@@ -9,8 +9,6 @@
 #include "format/transform_fit.h"
 #include "kv/fit_records.h"
 
-#define NIBBLES_TOGETHER 8 /* a launch rounds the largest page's nibbles up to a multiple of this */
-
 static const char what[] = "what the KV cache learns";
 
 /* ---- The device's tables */
@@ -33,13 +31,10 @@ static void write_tables(const struct cache *cache, uint8_t *host, uint8_t *devi
     const size_t n = cache_heads_of(shape), each = transforms_fitted_bytes(shape);
     size_t at = place_views_bytes(shape);
     page_addresses_set(shape, &cache->base.method, cache->base.index_page_bytes, tables->places);
-    place_views_set(tables->places, n, (struct place_view *)(void *)host, tables->page_bytes);
+    place_views_set(tables->places, n, (struct place_view *)(void *)host);
     tables->rates[0].places = (const struct place_view *)(const void *)device;
     const struct transform_view *own[2];
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++, at += each) {
-        const uint32_t nibbles = (tables->page_bytes[side] - PAGE_TOKENS) / PAGE_TRANSFORM_NIBBLE;
-        /* Launches depend on the largest page; it is rounded up so that graphs of them serve many sequences. */
-        tables->page_bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(memory_round_up(nibbles, NIBBLES_TOGETHER));
         tables->rates[0].transforms[side] = (const struct transform_view *)(const void *)(device + at);
         own[side] = (const struct transform_view *)(const void *)(host + at);
         transforms_fitted_set(&cache->base, (enum codec_side)side, cache->tables->learned[side], host + at, device + at);

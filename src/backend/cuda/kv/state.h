@@ -67,7 +67,6 @@ struct fitted_tables {
     uint8_t *memory;
     struct rate_view rates[RATE_VIEWS];
     struct page_address *places; /* the host's, [rates][layers][Hk] */
-    uint32_t page_bytes[2];      /* at least those of the largest page, by side */
 };
 
 struct cache {

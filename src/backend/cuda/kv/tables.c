@@ -117,12 +117,10 @@ static enum terse_status set_rotary(struct entry *e, struct terse_error *error) 
 
 /* ---- Places */
 
-void place_views_set(const struct page_address *places, size_t n, struct place_view *views, uint32_t page_bytes[2]) {
+void place_views_set(const struct page_address *places, size_t n, struct place_view *views) {
     for (size_t i = 0; i < n; i++) {
         const struct page_address *place = &places[i];
         views[i] = (struct place_view){place->offset, {(uint32_t)place->bytes[CODEC_KEYS], (uint32_t)place->bytes[CODEC_VALUES]}};
-        for (int side = 0; side < 2; side++)
-            if (views[i].bytes[side] > page_bytes[side]) page_bytes[side] = views[i].bytes[side];
     }
 }
 
@@ -139,7 +137,7 @@ static enum terse_status set_places(struct entry *e, const struct method *method
     }
     e->tables.page_set_bytes = (size_t)page_set_bytes_of(&e->shape, method, index);
     page_addresses_set(&e->shape, method, index, e->tables.places);
-    place_views_set(e->tables.places, n, views, e->tables.page_bytes);
+    place_views_set(e->tables.places, n, views);
     e->tables.place_views = device_alloc(NULL, bytes, "the KV cache's page sizes", error);
     enum terse_status status = e->tables.place_views ? send(e->tables.place_views, views, bytes, error) : TERSE_E_MEMORY;
     free(views);
@@ -193,10 +191,9 @@ struct rate_view kv_rate_set(const struct cache_shape *shape, const struct metho
                              const struct transform_view *const own[2], struct page_address *places, uint8_t *host,
                              uint8_t *device) {
     struct rate_view view = {.places = (const struct place_view *)(const void *)device};
-    uint32_t page_bytes[2] = {0}; /* no more than those of the method's own rate */
     size_t at = place_views_bytes(shape);
     page_addresses_set(shape, at_rate, 0, places);
-    place_views_set(places, cache_heads_of(shape), (struct place_view *)(void *)host, page_bytes);
+    place_views_set(places, cache_heads_of(shape), (struct place_view *)(void *)host);
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++, at += transforms_rate_bytes(shape)) {
         transforms_rate_set(shape, at_rate, (enum codec_side)side, own[side], host + at, device + at);
         view.transforms[side] = (const struct transform_view *)(const void *)(device + at);

@@ -11,7 +11,6 @@ struct kv_tables {
     struct head_view heads;
     struct page_address *places; /* the host's, [rates][layers][Hk] */
     size_t page_set_bytes;
-    uint32_t page_bytes[2];             /* of the largest page, by side */
     struct place_view *place_views;     /* the device's */
     void *learned[2];                   /* the device's, by side: what its codec learned (codec.h); NULL: nothing */
     size_t n_rates;                     /* at which pages are held: 1, or more where they may be lowered */
@@ -33,8 +32,8 @@ struct rate_view kv_rate_set(const struct cache_shape *shape, const struct metho
 /* Returns the view that kernels have of the heads, without ALiBi's slopes. */
 struct head_view kv_tables_heads(const struct cache_shape *shape);
 
-/* Writes the kernels' views of n places, and raises page_bytes to the largest page of each side. */
-void place_views_set(const struct page_address *places, size_t n, struct place_view *views, uint32_t page_bytes[2]);
+/* Writes the kernels' views of n places. */
+void place_views_set(const struct page_address *places, size_t n, struct place_view *views);
 
 enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,
                                 struct terse_error *error);
