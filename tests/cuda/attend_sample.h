@@ -329,7 +329,11 @@ static inline double check_attention(struct attend_sample *sample) {
         attend->splits = s->splits > attend->splits ? s->splits : attend->splits;
         positions = position_of(s) > positions ? position_of(s) : positions;
     }
-    for (size_t i = 0; i < n; i++) q[i] = (float)random_normal(), q_exact[i] = (float)random_normal();
+    for (size_t i = 0; i < n; i++) { /* sizes differ by row and head: kernels scale each query by a power of two of its own */
+        const size_t head = i / hd;
+        const float size = exp2f(-(float)((head / heads + head) % 3));
+        q[i] = size * (float)random_normal(), q_exact[i] = size * (float)random_normal();
+    }
     for (uint32_t h = 0; h < heads; h++) slopes[h] = exp2f(-8.0f * (float)(h + 1) / (float)heads);
     for (uint32_t i = 0; i < LAYERS * heads; i++) sinks[i] = i / heads == LAYER ? sink_of_head(i % heads) : NAN;
     attend->heads = (struct head_view){.layers = LAYERS,
