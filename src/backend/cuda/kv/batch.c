@@ -239,7 +239,7 @@ static uint32_t set_splits(const struct cache *cache, const struct choice *choic
 }
 
 /* Raises the bytes of each layer's largest page, by side, to those of a cache's. Layers have pages of unequal sizes where bits are shared among
- * them, and a launch finds room for twice the warps where a layer's are small. */
+ * them, and a launch finds room for twice the warps where a layer's are small. Pages of lower rates are no larger. */
 static void raise_page_bytes(const struct cache *cache, uint32_t (*page_bytes)[2]) {
     const struct cache_shape *shape = &cache->base.shape;
     const struct page_address *place = cache->fitted.memory ? cache->fitted.places : cache->tables->places;
